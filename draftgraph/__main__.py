@@ -1,0 +1,5 @@
+"""`python -m draftgraph`."""
+
+from .runtime.cli import main
+
+main()

@@ -1,0 +1,226 @@
+"""The decode state: every static device tensor that the steps of a round read and write."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+FINISH_NONE = 0
+FINISH_STOP = 1
+FINISH_LENGTH = 2
+FINISH_CANCELLED = 3
+FINISH_ERROR = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateShape:
+    """The sizes from which a `DecodeState` is allocated, all positive unless said otherwise."""
+
+    slots: int
+    """`R`, the sequences that can be resident; one more slot is reserved for padding rows."""
+    context: int
+    """`C`, the most tokens, prompt and output together, that a sequence may have."""
+    num_drafts: int
+    """`K`, the most drafts of one row in one round; 0 without speculation."""
+    vocab_size: int
+    max_bucket: int
+    """The largest batch bucket."""
+    max_width: int
+    """The most token positions of one verify."""
+    max_chunk: int
+    """The most token positions of one prefill chunk."""
+    max_stop_tokens: int = 8
+    """Stop tokens of one row."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "num_drafts" else 1
+            if value < least:
+                raise ValueError(f"{field.name} must be at least {least}, got {value}")
+        if self.max_bucket > self.slots:
+            raise ValueError(f"max_bucket ({self.max_bucket}) must not exceed slots ({self.slots})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeState:
+    """Static tensors, allocated once per engine; steps mutate them in place and the host reads none in a round.
+
+    `R1 = slots + 1`: the last slot is the reserved one, which padding rows point to and nobody reads.
+    A *slot* tensor is indexed by slot, a *row* tensor by the row of the bucket in use.
+    """
+
+    shape: StateShape
+
+    # Sequences, by slot.
+    tokens: torch.Tensor
+    """int32 [R1, C]: prompt and output."""
+    length: torch.Tensor
+    """int32 [R1]: committed tokens. `tokens[slot, length - 1]` is the anchor, whose KV is not yet written."""
+    limit: torch.Tensor
+    """int32 [R1]: the length at which the row finishes with reason `length`."""
+    finished: torch.Tensor
+    """bool [R1]: the row takes no part in rounds. True for free slots and for the reserved one."""
+    finish_reason: torch.Tensor
+    """int32 [R1]: one of the `FINISH_*` codes."""
+    cancel: torch.Tensor
+    """bool [R1]: written by the host, read by commit: the row ends with reason `cancelled`."""
+    stop_token_ids: torch.Tensor
+    """int32 [R1, S], padded with -1."""
+
+    # Sampling parameters, by slot.
+    temperature: torch.Tensor
+    """float32 [R1]; 0 is greedy."""
+    top_k: torch.Tensor
+    """int32 [R1]; 0 keeps every token."""
+    top_p: torch.Tensor
+    """float32 [R1]; 1 keeps every token."""
+    min_p: torch.Tensor
+    """float32 [R1]; 0 keeps every token."""
+    seed: torch.Tensor
+    """int64 [R1]: key of the row's random numbers."""
+
+    # The round, by slot.
+    draft_tokens: torch.Tensor
+    """int32 [R1, K]."""
+    draft_count: torch.Tensor
+    """int32 [R1]: drafts the speculator made."""
+    confidence: torch.Tensor
+    """float32 [R1, K]: the drafter's estimate that draft k is accepted given that those before it are."""
+    accepted: torch.Tensor
+    """int32 [R1]: drafts accepted in the last round."""
+    emitted: torch.Tensor
+    """int32 [R1, K + 1]: the accepted drafts and one more token; `accepted + 1` of them are valid."""
+    failed: torch.Tensor
+    """bool [R1]: the target's logits were not finite."""
+
+    # The bucket and its packed windows.
+    slot_of_row: torch.Tensor
+    """int32 [max_bucket]: which slot a row of the bucket works for; the reserved slot for padding rows."""
+    cu_tokens: torch.Tensor
+    """int32 [max_bucket + 1]: row b's window is packed positions `cu_tokens[b]` to `cu_tokens[b + 1]`."""
+    base: torch.Tensor
+    """int32 [max_bucket]: the absolute position of the first token of the row's window."""
+    draft_limit: torch.Tensor
+    """int32 [max_bucket + 1]: the most drafts per row when that many rows are live (dynamic speculation)."""
+    window_tokens: torch.Tensor
+    """int32 [max_width]: token ids of the packed windows; 0 in padding."""
+    window_positions: torch.Tensor
+    """int32 [max_width]: absolute positions; 0 in padding."""
+    window_slots: torch.Tensor
+    """int32 [max_width]: slots; the reserved slot in padding."""
+    window_rows: torch.Tensor
+    """int32 [max_width]: rows of the bucket; -1 in padding."""
+    width_index: torch.Tensor
+    """int32 [1]: which verify width the budget step chose."""
+    running: torch.Tensor
+    """bool [1]: some row of the bucket is unfinished and the host has not asked for a pause."""
+    pause: torch.Tensor
+    """bool [1]: written by the host: leave the loop after this round."""
+
+    # What verify left for accept.
+    logits: torch.Tensor
+    """model dtype [max_width, V]."""
+    sampled: torch.Tensor
+    """int32 [max_width]: the target's token after each window token: its argmax, or its Gumbel-max sample."""
+    log_normalizer: torch.Tensor
+    """float32 [max_width]: log-sum-exp of the kept, temperature-scaled logits."""
+    threshold: torch.Tensor
+    """float32 [max_width]: temperature-scaled logits below it are filtered out."""
+    token_failed: torch.Tensor
+    """bool [max_width]: this position's logits were not finite."""
+
+    # Prefill.
+    prefill_slot: torch.Tensor
+    """int32 [1]: the slot whose prompt is being written."""
+    prefill_range: torch.Tensor
+    """int32 [2]: first position of the chunk, and its token count."""
+
+    # The output ring, by slot.
+    ring_tokens: torch.Tensor
+    """int32 [R1, ring]: emitted tokens at index `count % ring`."""
+    ring_count: torch.Tensor
+    """int64 [R1]: tokens ever emitted by the row's request; published after the tokens themselves."""
+
+    # Metrics, by slot.
+    rounds: torch.Tensor
+    """int64 [R1]: rounds in which the row took part."""
+    histogram: torch.Tensor
+    """int64 [R1, K + 1, K + 1]: rounds by (drafts verified, drafts accepted)."""
+
+    @classmethod
+    def allocate(cls, shape: StateShape, *, dtype: torch.dtype, device: torch.device | str) -> DecodeState:
+        """Allocates every tensor: all slots free, all rows padding.
+
+        Args:
+            shape: the sizes.
+            dtype: of the logits.
+            device: of every tensor.
+        """
+        r1, context, k = shape.slots + 1, shape.context, shape.num_drafts
+
+        def full(size: tuple[int, ...], value: float | bool, kind: torch.dtype) -> torch.Tensor:
+            return torch.full(size, value, dtype=kind, device=device)
+
+        def zeros(size: tuple[int, ...], kind: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(size, dtype=kind, device=device)
+
+        return cls(
+            shape=shape,
+            tokens=zeros((r1, context)),
+            length=full((r1,), 1, torch.int32),
+            limit=zeros((r1,)),
+            finished=full((r1,), True, torch.bool),
+            finish_reason=zeros((r1,)),
+            cancel=full((r1,), False, torch.bool),
+            stop_token_ids=full((r1, shape.max_stop_tokens), -1, torch.int32),
+            temperature=zeros((r1,), torch.float32),
+            top_k=zeros((r1,)),
+            top_p=full((r1,), 1.0, torch.float32),
+            min_p=zeros((r1,), torch.float32),
+            seed=zeros((r1,), torch.int64),
+            draft_tokens=zeros((r1, k)),
+            draft_count=zeros((r1,)),
+            confidence=zeros((r1, k), torch.float32),
+            accepted=zeros((r1,)),
+            emitted=zeros((r1, k + 1)),
+            failed=full((r1,), False, torch.bool),
+            slot_of_row=full((shape.max_bucket,), shape.slots, torch.int32),
+            cu_tokens=zeros((shape.max_bucket + 1,)),
+            base=zeros((shape.max_bucket,)),
+            draft_limit=full((shape.max_bucket + 1,), k, torch.int32),
+            window_tokens=zeros((shape.max_width,)),
+            window_positions=zeros((shape.max_width,)),
+            window_slots=full((shape.max_width,), shape.slots, torch.int32),
+            window_rows=full((shape.max_width,), -1, torch.int32),
+            width_index=zeros((1,)),
+            running=full((1,), False, torch.bool),
+            pause=full((1,), False, torch.bool),
+            logits=zeros((shape.max_width, shape.vocab_size), dtype),
+            sampled=zeros((shape.max_width,)),
+            log_normalizer=zeros((shape.max_width,), torch.float32),
+            threshold=zeros((shape.max_width,), torch.float32),
+            token_failed=full((shape.max_width,), False, torch.bool),
+            prefill_slot=full((1,), shape.slots, torch.int32),
+            prefill_range=zeros((2,)),
+            ring_tokens=zeros((r1, context)),
+            ring_count=zeros((r1,), torch.int64),
+            rounds=zeros((r1,), torch.int64),
+            histogram=zeros((r1, k + 1, k + 1), torch.int64),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor by its field name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shape"}
+
+    @property
+    def reserved_slot(self) -> int:
+        """The slot that padding rows point to."""
+        return self.shape.slots
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.tokens.device
