@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,10 @@ class CorePlan:
     prefill_widths: tuple[int, ...]
     metrics: str
     """none, summary or detailed."""
-    max_logprobs: int = 20
+    max_logprobs: int
+    reuse_generated: bool
+    """Whether the KV of generated tokens may serve a later prompt; not under `exact=True`, where a prompt's KV must
+    come from prefill chunks alone."""
 
 
 @dataclass(eq=False)
@@ -102,6 +105,21 @@ class EngineCore:
             request.cancelled = True
             self._finish(request, "cancelled")
 
+    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> None:
+        """Runs every step of every program once with padding rows only, which touch the reserved slot alone."""
+        self._leave_loop()
+        state = self.state
+        state.slot_of_row.fill_(state.reserved_slot)
+        state.prefill_slot.fill_(state.reserved_slot)
+        state.prefill_range.zero_()
+        steps = [(program, step) for program in self.programs() for step in program.steps()]
+        for number, (program, step) in enumerate(steps):
+            if progress is not None:
+                progress(number, len(steps), f"{program.name} {step.name}")
+            self._executor.run(Program(step.name, step, state))
+        if progress is not None:
+            progress(len(steps), len(steps), "done")
+
     def programs(self) -> Iterator[Program]:
         """Every program that ordinary requests run, built on demand."""
         for width in self.plan.prefill_widths:
@@ -154,7 +172,10 @@ class EngineCore:
         if request.slot >= 0:
             self.state.finished[request.slot] = True
         finish_request(request, self.state, self.plan.metrics, self._logprobs, reason, error=error)
-        self._scheduler.finish(request, () if error else request.cached_tokens)
+        cached = (
+            request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
+        )
+        self._scheduler.finish(request, () if error else cached)
 
     # Rounds
 

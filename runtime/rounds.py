@@ -1,11 +1,11 @@
 """The programs that an engine runs: a round of decoding for each bucket, and a chunk of prefill for each width.
 
-    While(running)
-      propose                drafts for every live row
-      budget                 how many drafts each row sends on; picks the width
-      Switch(width)          pack the windows, run the target once, keep the logits
-      accept                 which drafts stand, and one more token
-      commit                 append, stop, publish
+While(running)
+  propose                drafts for every live row
+  budget                 how many drafts each row sends on; picks the width
+  Switch(width)          pack the windows, run the target once, keep the logits
+  accept                 which drafts stand, and one more token
+  commit                 append, stop, publish
 """
 
 from __future__ import annotations
