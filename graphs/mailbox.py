@@ -42,15 +42,11 @@ class Mailbox:
         count, size = int(state.ring_count[slot]), state.ring_tokens.shape[1]
         seen = self._seen[slot]
         if count - seen > size:
-            raise RuntimeError(
-                f"the output ring of slot {slot} overflowed: {count - seen} tokens unread, {size} kept"
-            )
+            raise RuntimeError(f"the output ring of slot {slot} overflowed: {count - seen} tokens unread, {size} kept")
         tokens: list[int] = []
         if count > seen:
             start, end = seen % size, count % size
             ring = state.ring_tokens[slot]
-            tokens = (
-                ring[start:end].tolist() if start < end else torch.cat((ring[start:], ring[:end])).tolist()
-            )
+            tokens = ring[start:end].tolist() if start < end else torch.cat((ring[start:], ring[:end])).tolist()
         self._seen[slot] = count
         return Delivery(tokens, finished, int(state.finish_reason[slot]) if finished else 0)

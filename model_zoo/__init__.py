@@ -1,1 +1,1 @@
-
+"""Target models, one folder per family."""

@@ -172,9 +172,7 @@ class EngineCore:
         if request.slot >= 0:
             self.state.finished[request.slot] = True
         finish_request(request, self.state, self.plan.metrics, self._logprobs, reason, error=error)
-        cached = (
-            request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
-        )
+        cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
         self._scheduler.finish(request, () if error else cached)
 
     # Rounds

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..graphs import DecodeState, StateShape, choose_executor, compile_region, eager_region, prefill_widths
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import inspect_checkpoint, load_model
@@ -47,7 +49,7 @@ def load_target(
 
     config.speculative.require_available()
     choose_executor(config.executor, config.torch_device)
-    num_drafts = config.speculative.max_drafts
+    num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
     path = resolve_model(name)
@@ -69,7 +71,7 @@ def load_target(
 def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
     """Allocates the decode state and the cache, and assembles the loop around them."""
     device = config.torch_device
-    num_drafts = config.speculative.max_drafts
+    num_drafts = config.speculative.num_speculative_tokens or 0
     widths = _widths(config, num_drafts)
     state = DecodeState.allocate(
         StateShape(
@@ -102,9 +104,7 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
         reuse_generated=not config.exact,
     )
     executor = choose_executor(config.executor, device)
-    return EngineCore(
-        state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan
-    )
+    return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:
@@ -120,9 +120,7 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
     if config.max_model_len is None:
         return min(most, DEFAULT_MAX_MODEL_LEN)
     if config.max_model_len > most:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model was made for at most {most} tokens"
-        )
+        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model was made for at most {most} tokens")
     return config.max_model_len
 
 
@@ -137,5 +135,5 @@ def _eos_token_ids(path: Path, decoder: DecoderConfig) -> tuple[int, ...]:
 
 def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:
     """Fills the table of the most drafts per row by the number of live rows."""
-    for rows in range(1, state.shape.max_bucket + 1):
-        state.draft_limit[rows] = config.speculative.drafts_for_batch(rows)
+    limits = config.speculative.draft_limits(state.shape.max_bucket)
+    state.draft_limit.copy_(torch.tensor(limits, dtype=torch.int32))

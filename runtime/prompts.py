@@ -46,7 +46,8 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"token id {token} at position {position} of the prompt is outside the vocabulary, 0 to {vocab_size - 1}"
+                f"token id {token} at position {position} of the prompt is outside the vocabulary, "
+                f"which is 0 to {vocab_size - 1}"
             )
     if len(ids) >= max_model_len:
         raise RequestError(
@@ -58,17 +59,11 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
 
 def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     for number, message in enumerate(messages):
-        if (
-            not isinstance(message, Mapping)
-            or not isinstance(message.get("role"), str)
-            or "content" not in message
-        ):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise RequestError(f"chat message {number} must have a 'role' and a 'content', got {message!r}")
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model's tokenizer has no chat template; pass the prompt as a string")
-    text = tokenizer.apply_chat_template(
-        [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
     return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 

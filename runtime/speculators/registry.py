@@ -17,10 +17,9 @@ def _no_speculator(config: SpeculativeConfig) -> None:
 
 
 def _ngram(config: SpeculativeConfig) -> BaseSpeculator:
-    assert config.num_speculative_tokens is not None  # SpeculativeConfig requires it for ngram
-    return NgramSpeculator(
-        config.num_speculative_tokens, min_n=config.resolved_lookup_min, max_n=config.resolved_lookup_max
-    )
+    depth, shortest, longest = config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
+    assert depth is not None and shortest is not None and longest is not None  # SpeculativeConfig fills them in
+    return NgramSpeculator(depth, min_n=shortest, max_n=longest)
 
 
 _FACTORIES: dict[str, Factory] = {"none": _no_speculator, "ngram": _ngram}
