@@ -18,7 +18,9 @@ def _no_speculator(config: SpeculativeConfig) -> None:
 
 def _ngram(config: SpeculativeConfig) -> BaseSpeculator:
     depth, shortest, longest = config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
-    assert depth is not None and shortest is not None and longest is not None  # SpeculativeConfig fills them in
+    assert depth is not None  # SpeculativeConfig fills all three in
+    assert shortest is not None
+    assert longest is not None
     return NgramSpeculator(depth, min_n=shortest, max_n=longest)
 
 
