@@ -1,0 +1,109 @@
+"""The drafting methods of the field: where their drafts come from, and which this version has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+MAX_SPECULATIVE_TOKENS = 128
+"""The most drafts of one row in one round that a config may ask for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What the configuration has to know about one drafting method."""
+
+    summary: str
+    """One line for tables and messages."""
+    available: bool = False
+    """Whether this version can run it."""
+    needs_model: bool = False
+    """Whether `model`, the draft checkpoint, must be named."""
+    depth_from_checkpoint: bool = False
+    """Whether the checkpoint may give the number of drafts."""
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "none": Method(summary="plain decoding, one token per target pass", available=True),
+        "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True),
+        "suffix": Method(summary="suffix trees over this request and finished ones"),
+        "draft_model": Method(summary="a smaller language model drafts", needs_model=True),
+        "eagle": Method(summary="EAGLE-1 and -2 heads", needs_model=True, depth_from_checkpoint=True),
+        "eagle3": Method(summary="EAGLE-3 and 3.1 heads", needs_model=True, depth_from_checkpoint=True),
+        "mtp": Method(summary="multi-token-prediction modules of the target", depth_from_checkpoint=True),
+        "medusa": Method(summary="Medusa heads", needs_model=True, depth_from_checkpoint=True),
+        "dflash": Method(
+            summary="DFlash block drafter: one masked pass", needs_model=True, depth_from_checkpoint=True
+        ),
+        "dspark": Method(
+            summary="DSpark block drafter with a Markov head", needs_model=True, depth_from_checkpoint=True
+        ),
+        "layerskip": Method(summary="the target's first layers draft"),
+    }
+)
+"""Every method by name, plain decoding included."""
+
+
+def nearest(name: str, accepted: Iterable[str]) -> str:
+    """A remark for an error message: the accepted name that `name` is most like; empty when none is close."""
+    close = difflib.get_close_matches(name, list(accepted), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def canonical_method(name: str) -> str:
+    """The name that draftgraph uses for a method that other engines also name in another way.
+
+    vLLM configs carry `ngram_gpu` and one `<family>_mtp` per model family.
+    """
+    if name == "ngram_gpu":
+        return "ngram"
+    return "mtp" if name.endswith("_mtp") else name
+
+
+def modules_per_pass(config: Mapping[str, Any]) -> int | None:
+    """`n_predict`: how many tokens the checkpoint's prediction modules draft in one turn, or None.
+
+    Args:
+        config: a checkpoint's config.json.
+    """
+    for source in (config, config.get("text_config") or {}):
+        for key in ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+            value = source.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def checkpoint_depth(method: str, config: Mapping[str, Any]) -> int | None:
+    """The number of drafts per round that a checkpoint was made for, or None when its config does not say.
+
+    Args:
+        method: a key of `METHODS`.
+        config: config.json of the checkpoint that holds the drafting weights.
+    """
+    proposals = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    for proposal in proposals:
+        if isinstance(proposal.get("speculative_tokens"), int):
+            return int(proposal["speculative_tokens"])
+    if method == "mtp":
+        return modules_per_pass(config)
+    if method == "medusa":
+        heads = config.get("medusa_num_heads", config.get("num_heads"))
+        return heads if isinstance(heads, int) else None
+    block = config.get("block_size")
+    if method in ("dflash", "dspark") and isinstance(block, int):
+        # Slot 0 of a DFlash block holds the anchor; every slot of a DSpark block is a prediction.
+        return block - 1 if method == "dflash" else block
+    return None
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int | None:
+    """`vocab_size` of a config.json, also when it is nested in `text_config`."""
+    for source in (config, config.get("text_config") or {}):
+        if isinstance(source.get("vocab_size"), int):
+            return int(source["vocab_size"])
+    return None
