@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -90,10 +91,82 @@ def _indices(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)] if len(args) > 1 else []
 
 
+class _IndexingWithoutDriver(TorchFunctionMode):
+    """Spells `x[...]`, `x[...] = y` and `x.copy_(y)` as ops.
+
+    The Python methods ask for a device guard first, which a torch build without CUDA does not have; the ops behind
+    them need none.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.__getitem__:
+            return _get(args[0], args[1])
+        if func is torch.Tensor.__setitem__:
+            return _set(args[0], args[1], args[2])
+        if func is torch.Tensor.copy_:
+            return torch.ops.aten.copy_.default(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _get(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    view, picks = _basic(tensor, index)
+    return torch.ops.aten.index.Tensor(view, picks) if picks else view
+
+
+def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    view, picks = _basic(tensor, index)
+    if not isinstance(value, torch.Tensor):
+        value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+    if picks:
+        torch.ops.aten.index_put_.default(view, picks, value.to(tensor.dtype))
+    else:
+        torch.ops.aten.copy_.default(view, value)
+
+
+def _basic(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Applies the slices, integers, None and ... of an index; returns the view and the tensors left to pick with."""
+    items = index if isinstance(index, tuple) else (index,)
+    picks: list[torch.Tensor | None] = []
+    dim = 0
+    for number, item in enumerate(items):
+        if item is Ellipsis:
+            later = [i for i in items[number + 1 :] if i is not None]
+            skipped = tensor.ndim - dim - sum(i.ndim if _is_mask(i) else 1 for i in later)
+            dim += skipped
+            picks += [None] * skipped
+        elif item is None:
+            tensor = tensor.unsqueeze(dim)
+            dim += 1
+            picks.append(None)
+        elif isinstance(item, slice):
+            start, stop, step = item.indices(tensor.shape[dim])
+            tensor = torch.ops.aten.slice.Tensor(tensor, dim, start, max(start, stop), step)
+            dim += 1
+            picks.append(None)
+        elif isinstance(item, torch.Tensor):
+            picks.append(item)
+            dim += item.ndim if _is_mask(item) else 1
+        elif isinstance(item, int):
+            tensor = torch.ops.aten.select.int(tensor, dim, item)
+        else:
+            raise TypeError(f"cannot index with {type(item).__name__}")
+    return tensor, picks if any(p is not None for p in picks) else []
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+
+
 @contextmanager
 def fake_cuda() -> Iterator[torch.device]:
     """Inside, `torch.zeros(..., device=device)` and everything else gives CUDA tensors without data or driver."""
-    with FakeTensorMode(allow_non_fake_inputs=False):
+    with FakeTensorMode(allow_non_fake_inputs=False), _IndexingWithoutDriver():
         yield torch.device("cuda")
 
 

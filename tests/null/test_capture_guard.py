@@ -119,3 +119,32 @@ def test_the_message_says_where():
         state = DecodeState.allocate(SHAPE, dtype=torch.float32, device=device)
         with pytest.raises(CaptureError, match=r"copies between cpu and cuda.*test_capture_guard\.py"):
             check_step(Step("copy", planted_cpu), state)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (0,),
+        (slice(1, 3),),
+        (slice(None, None, 2), 1),
+        (Ellipsis, 0),
+        (None, slice(None), None),
+        (slice(None), "pick"),
+        ("pick", 1),
+        (Ellipsis, "pick"),
+        (slice(-2, None),),
+        (-1, Ellipsis, slice(0, 2)),
+    ],
+    ids=str,
+)
+def test_fake_indexing_has_the_shapes_of_real_indexing(index):
+    def resolve(device):
+        return tuple(torch.tensor([0, 1, 1], device=device) if i == "pick" else i for i in index)
+
+    real = torch.arange(4 * 3 * 5).reshape(4, 3, 5)
+    expected = real[resolve("cpu")]
+    with fake_cuda() as device:
+        fake = torch.zeros(4, 3, 5, dtype=torch.int64, device=device)
+        assert fake[resolve(device)].shape == expected.shape
+        fake[resolve(device)] = 7
+        fake[resolve(device)] = torch.zeros(expected.shape, dtype=torch.int64, device=device)
