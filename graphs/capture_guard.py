@@ -45,7 +45,7 @@ class CaptureError(RuntimeError):
         self.step, self.op, self.reason = step, op, reason
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, op: str, reason: str) -> None:
         super().__init__(f"{op} {reason}")
         self.op, self.reason = op, reason
@@ -69,21 +69,21 @@ class CaptureGuard(TorchDispatchMode):
 
     def _check(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name in _SYNCS:
-            raise _Refused(str(func), "reads a value on the host, which waits for the device")
+            raise _RefusedError(str(func), "reads a value on the host, which waits for the device")
         if name in _DATA_DEPENDENT:
-            raise _Refused(str(func), "gives a result whose shape depends on data")
+            raise _RefusedError(str(func), "gives a result whose shape depends on data")
         if name == "repeat_interleave" and kwargs.get("output_size") is None:
-            raise _Refused(str(func), "gives a result whose shape depends on data (pass output_size)")
+            raise _RefusedError(str(func), "gives a result whose shape depends on data (pass output_size)")
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if name in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in _indices(args)):
-            raise _Refused(str(func), "indexes with a boolean mask, whose number of hits depends on data")
+            raise _RefusedError(str(func), "indexes with a boolean mask, whose number of hits depends on data")
         if name in _COPIES:
             devices = {t.device.type for t in tensors}
             target = kwargs.get("device")
             if target is not None:
                 devices.add(torch.device(target).type)
             if len(devices) > 1:
-                raise _Refused(str(func), f"copies between {' and '.join(sorted(devices))}")
+                raise _RefusedError(str(func), f"copies between {' and '.join(sorted(devices))}")
 
 
 def _indices(args: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -192,7 +192,7 @@ def check_function(name: str, fn: Callable[[], object]) -> None:
     try:
         with torch.inference_mode(), CaptureGuard():
             fn()
-    except _Refused as refused:
+    except _RefusedError as refused:
         raise CaptureError(name, refused.op, refused.reason, _where(refused)) from None
     except Exception as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else ""

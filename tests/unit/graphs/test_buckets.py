@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from draftgraph.graphs.buckets import (
@@ -47,7 +49,7 @@ def test_bad_buckets_are_refused(buckets, message):
 def test_widths_are_powers_of_two_up_to_the_full_windows(bucket, drafts):
     widths = verify_widths(bucket, drafts)
     assert widths[0] == 2
-    assert all(b == 2 * a for a, b in zip(widths, widths[1:], strict=False))
+    assert all(b == 2 * a for a, b in itertools.pairwise(widths))
     assert widths[-1] >= bucket * (drafts + 1)
     assert len(widths) == 1 or widths[-2] < bucket * (drafts + 1)
 

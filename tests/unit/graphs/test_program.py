@@ -91,7 +91,7 @@ def test_an_observer_wraps_every_step(state):
 def test_flags_and_indices_must_be_single_device_values(state):
     with pytest.raises(ValueError, match=r"While flag must be a tensor of one torch.bool, got torch.bool \[3\]"):
         While(state.finished, Sequence())
-    with pytest.raises(ValueError, match="Switch index must be a tensor of one torch.int32"):
+    with pytest.raises(ValueError, match=r"Switch index must be a tensor of one torch\.int32"):
         Switch(state.running, (Sequence(),))
     with pytest.raises(ValueError, match="at least one branch"):
         Switch(state.width_index, ())
