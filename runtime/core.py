@@ -173,7 +173,11 @@ class EngineCore:
             self.state.finished[request.slot] = True
         finish_request(request, self.state, self.plan.metrics, self._logprobs, reason, error=error)
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
-        self._scheduler.finish(request, () if error else cached)
+        # What no finite logits vouch for must not be read again, not even masked: zero times NaN is NaN.
+        if error or request.phase is Phase.PREFILL:
+            self._builder.clear_cache(request.slot)
+            cached = ()
+        self._scheduler.finish(request, cached)
 
     # Rounds
 

@@ -113,6 +113,11 @@ class RoundBuilder:
 
         return Program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk), state)
 
+    def clear_cache(self, slot: int) -> None:
+        """Zeroes the KV of a slot."""
+        self._cache.key[:, slot].zero_()
+        self._cache.value[:, slot].zero_()
+
     def _budget(self, bucket: int, widths: tuple[int, ...]) -> Step:
         width_table = torch.tensor(widths, dtype=torch.int32).to(self._state.device)
 

@@ -213,14 +213,18 @@ def test_a_signal_waits_for_the_end_of_the_round():
     from draftgraph.runtime.interrupts import deferred_interrupt
 
     reached = []
-    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the rest of the round")
+
+    def round_with(interrupts: int, then: str) -> None:
+        with deferred_interrupt():
+            for _ in range(interrupts):
+                signal.raise_signal(signal.SIGINT)
+            reached.append(then)
+
+    with pytest.raises(KeyboardInterrupt):
+        round_with(1, "the rest of the round")
     assert reached == ["the rest of the round"]
-    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)  # a second one does not wait
-        reached.append("never")
+    with pytest.raises(KeyboardInterrupt):
+        round_with(2, "never: a second one does not wait")
     assert reached == ["the rest of the round"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -264,7 +268,7 @@ def test_a_prompt_that_extends_a_cached_one_reuses_it(tiny_model_path):
         longer = [*first.prompt_token_ids, *first.token_ids, *engine.tokenizer(" one two")["input_ids"]]
         second = engine.generate(longer, params)
         assert second.metrics.reused_prompt_tokens == len(first.prompt_token_ids) + len(first.token_ids) - 1
-        again = engine.generate(longer[:-1] + [7], params)
+        again = engine.generate([*longer[:-1], 7], params)
         assert again.metrics.reused_prompt_tokens == len(longer) - 1
     with Engine.from_pretrained(tiny_model_path, SPEC, dtype="float32", compile=False, prefix_caching=False) as engine:
         fresh = engine.generate(longer, params)
@@ -276,7 +280,7 @@ def test_exact_reuses_whole_prefill_chunks_only(tiny_model_path):
     with Engine.from_pretrained(tiny_model_path, dtype="float32", compile=False, exact=True) as engine:
         ids = [5 + i % 200 for i in range(700)]
         first = engine.generate(ids, SamplingParams(max_tokens=4, ignore_eos=True))
-        second = engine.generate(ids + [9], SamplingParams(max_tokens=4, ignore_eos=True))
+        second = engine.generate([*ids, 9], SamplingParams(max_tokens=4, ignore_eos=True))
         assert first.metrics.reused_prompt_tokens == 0
         assert second.metrics.reused_prompt_tokens == 512
 
