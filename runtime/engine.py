@@ -178,7 +178,7 @@ class Engine:
         ids = encode_prompt(
             prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
         )
-        stop = (*(() if params.ignore_eos else target.eos_token_ids), *params.stop_token_ids)
+        stop = (*(() if params.ignore_eos else target.config.eos_token_ids), *params.stop_token_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
             Request(

@@ -12,7 +12,7 @@ import torch
 
 from ..graphs import DecodeState, StateShape, choose_executor, compile_region, eager_region, prefill_widths
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
-from ..model_zoo.checkpoint import inspect_checkpoint, load_model
+from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
 from .core import CorePlan, EngineCore
@@ -37,7 +37,6 @@ class LoadedModel:
     config: DecoderConfig
     model: DecoderModel
     tokenizer: Any
-    eos_token_ids: tuple[int, ...]
     max_model_len: int
 
 
@@ -53,7 +52,7 @@ def load_target(
     if config.exact:
         _widths(config, num_drafts)
     path = resolve_model(name)
-    decoder = inspect_checkpoint(path)
+    decoder = read_config(path)
     config.speculative.check_checkpoint(json.loads((path / "config.json").read_text()), None)
     max_model_len = _max_model_len(config, decoder)
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -62,10 +61,10 @@ def load_target(
         dtype=config.torch_dtype,
         device=config.torch_device,
         compile_region=compile_region if config.compile else eager_region,
-        max_positions=max_model_len + 1,
+        max_positions=max_model_len,
         progress=progress,
     )
-    return LoadedModel(path, decoder, model, tokenizer, _eos_token_ids(path, decoder), max_model_len)
+    return LoadedModel(path, decoder, model, tokenizer, max_model_len)
 
 
 def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
@@ -82,7 +81,7 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_chunk=PREFILL_CHUNK,
-            max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.eos_token_ids),
+            max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
         ),
         dtype=config.torch_dtype,
         device=device,
@@ -122,15 +121,6 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
     if config.max_model_len > most:
         raise ConfigError(f"max_model_len is {config.max_model_len}, but the model was made for at most {most} tokens")
     return config.max_model_len
-
-
-def _eos_token_ids(path: Path, decoder: DecoderConfig) -> tuple[int, ...]:
-    """The end-of-sequence tokens that generation stops at: generation_config.json's, else config.json's."""
-    file = path / "generation_config.json"
-    declared = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-    if declared is None:
-        return decoder.eos_token_ids
-    return tuple(declared) if isinstance(declared, list) else (int(declared),)
 
 
 def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:

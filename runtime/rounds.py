@@ -115,8 +115,7 @@ class RoundBuilder:
 
     def clear_cache(self, slot: int) -> None:
         """Zeroes the KV of a slot."""
-        self._cache.key[:, slot].zero_()
-        self._cache.value[:, slot].zero_()
+        self._cache.clear(slot)
 
     def _budget(self, bucket: int, widths: tuple[int, ...]) -> Step:
         width_table = torch.tensor(widths, dtype=torch.int32).to(self._state.device)
@@ -159,7 +158,7 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            hidden, _ = self._model.forward(window, self._cache)
+            hidden = self._model.forward(window, self._cache)
             s.logits[:width].copy_(self._model.logits(hidden))
 
         return Step(f"verify[{width}]", verify)
