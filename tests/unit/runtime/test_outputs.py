@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import pytest
+
 from draftgraph.runtime.outputs import GenerationResult, RequestMetrics, StreamChunk, TokenLogprobs
 
 # K = 2. Rounds: 1 without drafts; 2 with one draft (one of them accepted); 4 with two (0, 1, 2, 2 accepted).

@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import pytest
+
 from draftgraph.runtime.errors import RequestError
 from draftgraph.runtime.sampling_params import SamplingParams
 

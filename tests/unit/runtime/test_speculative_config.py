@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from draftgraph.runtime.errors import ConfigError, DraftgraphError, NotAvailableError
 from draftgraph.runtime.speculative_config import SpeculativeConfig
 from draftgraph.runtime.speculative_methods import METHODS
