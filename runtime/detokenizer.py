@@ -138,9 +138,9 @@ class IncrementalDetokenizer:
         return piece
 
     def _boundary(self, text: str) -> int | None:
-        """A place to split a window that ends in bytes which are not UTF-8, so that it does not grow for ever.
+        """A place to split a window that ends in bytes which are not UTF-8, so that it stays short.
 
-        Later tokens change only the last, incomplete character, which has at most three bytes, and a
+        Later tokens change only the last, incomplete character, of at most three bytes, and a
         character of four bytes holds at most three inner token boundaries. So one of the four boundaries
         tried here is no inner one, and what is before it is final.
         """
