@@ -22,7 +22,7 @@ from op_checks import assert_same_effect, check_capture_safe
     ],
 )
 def test_unsafe_code_is_refused(unsafe: Callable[[torch.Tensor], object]) -> None:
-    with pytest.raises(Exception):  # noqa: B017: torch raises a different type for each
+    with pytest.raises(Exception):  # noqa: B017 - torch raises a different type for each
         check_capture_safe(unsafe, [torch.ones(4)])
 
 
