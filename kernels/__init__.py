@@ -1,1 +1,1 @@
-"""One file per op: the eager reference, the CPU implementation where it differs, the registration."""
+"""One file per op of a round or a forward; import each from its own file."""
