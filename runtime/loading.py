@@ -62,7 +62,6 @@ def load_target(
         device=config.torch_device,
         compile_region=compile_region if config.compile else eager_region,
         max_positions=max_model_len,
-        progress=progress,
     )
     return LoadedModel(path, decoder, model, tokenizer, max_model_len)
 
