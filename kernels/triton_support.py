@@ -27,6 +27,30 @@ def jit(function: Any) -> Any:
     return function if triton is None else triton.jit(function)
 
 
+@jit
+def _round_compiled(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    return x.to(kind)
+
+
+@jit
+def _round_interpreted(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    if kind == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, nearest, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(kind)
+
+
+round_to = _round_interpreted if INTERPRETED else _round_compiled
+"""`round_to(x, kind)`: float32 to the float type `kind`, to nearest, ties to even. The interpreter's own conversion to
+bfloat16 truncates."""
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is at least `size`, and at least 1: the length of a kernel's range."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 def check_tensor(
     name: str,
     tensor: torch.Tensor,
@@ -82,7 +106,7 @@ def workspace(name: str, numel: int, dtype: torch.dtype, device: torch.device) -
     Raises:
         RuntimeError: it would have to be made during a capture. Run the step once before capturing it.
     """
-    size = 1 << max(numel - 1, 0).bit_length()
+    size = next_power_of_2(numel)
     key = (name, device, dtype, size)
     buffer = _WORKSPACES.get(key)
     if buffer is None:
