@@ -22,7 +22,7 @@ from typing import Any
 
 from .triton_support import INTERPRETED, KernelSpec, triton
 
-OP_FILES: tuple[str, ...] = ("rope_and_cache",)
+OP_FILES: tuple[str, ...] = ("rope_and_cache", "window_attention")
 """Files of this folder that have a `kernel_specs`."""
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -83,10 +83,14 @@ def compile_spec(spec: KernelSpec, target: str) -> Usage:
     if unknown or missing:
         raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
     gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    constants = {**spec.constants, **(spec.hip_constants if gpu.backend == "hip" else {})}
+    options: dict[str, Any] = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    if spec.maxnreg is not None and gpu.backend == "cuda":
+        options["maxnreg"] = spec.maxnreg
     compiled = triton.compile(
-        ASTSource(spec.kernel, signature, dict(spec.constants), attributes),
+        ASTSource(spec.kernel, signature, constants, attributes),
         target=gpu,
-        options={"num_warps": spec.num_warps, "num_stages": spec.num_stages},
+        options=options,
     )
     if gpu.backend == "hip":
         registers, spills = _amd_usage(compiled.asm["amdgcn"])

@@ -135,13 +135,17 @@ class KernelSpec:
     16 bytes; append `:16` to an integer that it passes as a multiple of 16."""
     constants: Mapping[str, Any]
     """The `constexpr` arguments, and those that are None or 1 at launch."""
+    hip_constants: Mapping[str, Any] = field(default_factory=dict)
+    """Those that differ on AMD."""
     num_warps: int = 4
     num_stages: int = 2
+    maxnreg: int | None = None
+    """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
     shape: str
     """The shape that `bytes_moved` is for, in words."""
     bytes_moved: int
     """The bytes that one launch must read and write at that shape."""
     max_registers: int = 255
     """The budget of one thread, on every target."""
-    max_shared: int = field(default=64 * 1024)
+    max_shared: int = 64 * 1024
     """The budget of one block in bytes, on every target: by default the smallest limit of any, gfx942's."""

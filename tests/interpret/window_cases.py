@@ -52,7 +52,7 @@ class WindowCase:
 
     def random_tree(self, count):
         """Parents and depths of a random tree whose nodes come after their parents."""
-        parents = [0] + [int(torch.randint(0, j, (1,), generator=self.generator)) for j in range(1, count)]
+        parents = [int(torch.randint(0, max(j, 1), (1,), generator=self.generator)) for j in range(count)]
         depths = [0] * count
         for j in range(1, count):
             depths[j] = depths[parents[j]] + 1
