@@ -250,7 +250,7 @@ def test_a_position_does_not_depend_on_its_neighbours(sample: Any) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"top_k": 5}, {"top_p": 0.7, "temperature": 1.5}])
 def test_distribution(parameters: dict[str, Any]) -> None:
-    """Over positions, the tokens follow the filtered softmax (by the reference: it takes them all at once)."""
+    """Over positions, the tokens follow the filtered softmax (by the reference, in one call)."""
     draws = 50_000
     logits = torch.tensor([1.0, 0.3, -0.5, 2.0, 0.0, -2.0, 1.5, 0.9]).expand(draws, -1)
     state = one_row(logits, seed=11, **parameters)
