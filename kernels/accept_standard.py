@@ -165,19 +165,24 @@ def _accept_standard_cpu(
             position = int(positions[at]) + 1
             normalizer, least = log_normalizer.numpy()[at], threshold.numpy()[at]
             q_row = None if draft_probs is None else draft_probs[slot, count].numpy()
-            z_draft: FloatArray = logits[at, draft : draft + 1].float().numpy() / np.float32(heat)
+            z_draft = _scaled(logits[at, draft : draft + 1], heat)
             p = _probability_array(z_draft, normalizer, least)[0]
             q = np.float32(1.0) if q_row is None else q_row[draft]
             if p > 0.0 and (p >= q or np.float32(uniform_at(key, position, ACCEPT)) * q < p):
                 count += 1
                 continue
-            z: FloatArray = logits[at].float().numpy() / np.float32(heat)
+            z = _scaled(logits[at], heat)
             last_token = _residual_token(z, normalizer, least, draft, q_row, key, position)
             break
         accepted_of[slot] = count
         emitted_of[slot, :count] = drafts_of[slot, :count]
         emitted_of[slot, count] = sampled_at[begin + count] if last_token is None else last_token
         row_failed[slot] = bool(token_failed_at[begin : begin + count + 1].any())
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> FloatArray:
+    values: FloatArray = logits.float().numpy()
+    return values / np.float32(temperature)
 
 
 def _probability_array(z: FloatArray, log_normalizer: np.float32, threshold: np.float32) -> FloatArray:
