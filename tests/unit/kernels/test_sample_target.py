@@ -11,7 +11,14 @@ from draftgraph.kernels.philox import TARGET, gumbel
 from draftgraph.kernels.sample_target import sample_target, sample_target_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_checks import assert_same_effect, bits, check_capture_safe, check_registration, random_round
+from op_checks import (
+    assert_same_effect,
+    bits,
+    check_capture_safe,
+    check_registration,
+    random_round,
+    set_sampling_parameters,
+)
 from scipy import stats
 from transformers import (
     LogitsProcessorList,
@@ -74,16 +81,6 @@ def one_row(
     return state
 
 
-def set_parameters(state: DecodeState, seed: int) -> None:
-    """Random sampling parameters, many of them at the value that disables them."""
-    rng = np.random.default_rng(seed)
-    for slot in range(state.temperature.shape[0]):
-        state.temperature[slot] = rng.choice([0.0, 1.0, rng.uniform(0.1, 3)])
-        state.top_k[slot] = int(rng.choice([0, 1, 2, 5, state.shape.vocab_size, 1000]))
-        state.top_p[slot] = rng.choice([1.0, 0.0, rng.uniform(0.01, 0.99)])
-        state.min_p[slot] = rng.choice([0.0, 1.0, rng.uniform(0.001, 0.9)])
-
-
 @given(
     seed=st.integers(0, 10**6),
     vocab=st.sampled_from([1, 2, 7, 33, 260]),
@@ -96,7 +93,7 @@ def test_cpu_equals_reference(
     seed: int, vocab: int, dtype: torch.dtype, coarse: bool, spoil: float | None
 ) -> None:
     state, bucket = random_round(seed, vocab=vocab, dtype=dtype)
-    set_parameters(state, seed)
+    set_sampling_parameters(state, seed)
     if coarse:  # many ties
         state.logits.copy_(state.logits.round() + 0.0)
     if spoil is not None:
@@ -250,7 +247,7 @@ def test_a_position_does_not_depend_on_its_neighbours(sample: Any) -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"top_k": 5}, {"top_p": 0.7, "temperature": 1.5}])
 def test_distribution(parameters: dict[str, Any]) -> None:
-    """Over positions, the tokens follow the filtered softmax (by the reference: it takes them all at once)."""
+    """Over positions, the tokens follow the filtered softmax (by the reference, in one call)."""
     draws = 50_000
     logits = torch.tensor([1.0, 0.3, -0.5, 2.0, 0.0, -2.0, 1.5, 0.9]).expand(draws, -1)
     state = one_row(logits, seed=11, **parameters)
