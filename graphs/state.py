@@ -149,6 +149,8 @@ class DecodeState:
     """int64 [R1]: rounds in which the row took part."""
     histogram: torch.Tensor
     """int64 [R1, K + 1, K + 1]: rounds by (drafts verified, drafts accepted)."""
+    round_pairs: torch.Tensor
+    """int32 [R1, C, 2]: (drafts verified, drafts accepted) of each round, for detailed metrics."""
 
     @classmethod
     def allocate(cls, shape: StateShape, *, dtype: torch.dtype, device: torch.device | str) -> DecodeState:
@@ -209,6 +211,7 @@ class DecodeState:
             ring_count=zeros((r1,), torch.int64),
             rounds=zeros((r1,), torch.int64),
             histogram=zeros((r1, k + 1, k + 1), torch.int64),
+            round_pairs=zeros((r1, context, 2)),
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:

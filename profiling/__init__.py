@@ -1,1 +1,1 @@
-
+"""Ranges, timers, floors and benchmarks."""

@@ -1,1 +1,1 @@
-
+"""Engine, settings, scheduling, speculators, verification and the command line."""

@@ -8,9 +8,7 @@ from typing import Any
 from .errors import DraftgraphError
 
 
-def check_integer(
-    error: type[DraftgraphError], name: str, value: Any, low: int, high: int | None = None
-) -> None:
+def check_integer(error: type[DraftgraphError], name: str, value: Any, low: int, high: int | None = None) -> None:
     """Raises `error` unless `value` is an integer from `low` to `high`, both included; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{name} must be an integer, got {value!r}")
@@ -30,16 +28,9 @@ def check_number(
 ) -> None:
     """Raises `error` unless `value` is a finite number in [low, high], or in (low, high]."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if (
-        not number
-        or not math.isfinite(value)
-        or not low <= value <= high
-        or (value == low and not low_included)
-    ):
+    if not number or not math.isfinite(value) or not low <= value <= high or (value == low and not low_included):
         left = "[" if low_included else "("
-        accepted = (
-            f"in {left}{low:g}, {high:g}]" if high < math.inf else f"a finite number of at least {low:g}"
-        )
+        accepted = f"in {left}{low:g}, {high:g}]" if high < math.inf else f"a finite number of at least {low:g}"
         raise error(f"{name} must be {accepted}, got {value!r}")
 
 

@@ -115,9 +115,7 @@ class SpeculativeConfig:
             return value
         options = _parse_json(value) if isinstance(value, str) else value
         if not isinstance(options, Mapping):
-            raise ConfigError(
-                f"speculative_config must be a SpeculativeConfig, a dict, JSON or None, got {options!r}"
-            )
+            raise ConfigError(f"speculative_config must be a SpeculativeConfig, a dict, JSON or None, got {options!r}")
         accepted = [field.name for field in dataclasses.fields(cls)]
         for key in options:
             if key not in accepted:
@@ -250,9 +248,7 @@ class SpeculativeConfig:
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be a non-empty string or None, got {value!r}")
         check_choice(ConfigError, "draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
-        check_choice(
-            ConfigError, "rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS
-        )
+        check_choice(ConfigError, "rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS)
         factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
         check_number(ConfigError, "suffix_decoding_max_spec_factor", factor, 0.0)
         check_number(ConfigError, "suffix_decoding_min_token_prob", least, 0.0, 1.0)
@@ -304,9 +300,7 @@ class SpeculativeConfig:
                 ("use_local_argmax_reduction", "it keeps argmaxes and no probabilities"),
             ):
                 if getattr(self, name):
-                    raise ConfigError(
-                        f"{name} needs draft_sample_method 'greedy', got 'probabilistic': {reason}"
-                    )
+                    raise ConfigError(f"{name} needs draft_sample_method 'greedy', got 'probabilistic': {reason}")
 
     def _check_synthetic(self) -> None:
         options = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
@@ -349,13 +343,9 @@ def _checked_rates(rates: object, depth: int | None) -> tuple[float, ...]:
     for rate in rates:
         check_number(ConfigError, f"each of {name}", rate, 0.0, 1.0)
     if depth is not None and len(rates) != depth:
-        raise ConfigError(
-            f"{name} needs num_speculative_tokens = {depth} values, got {len(rates)}: {rates!r}"
-        )
+        raise ConfigError(f"{name} needs num_speculative_tokens = {depth} values, got {len(rates)}: {rates!r}")
     if any(after > before for before, after in itertools.pairwise(rates)):
-        raise ConfigError(
-            f"{name} must not increase (rate i is the share that accepts drafts 1 to i), got {rates!r}"
-        )
+        raise ConfigError(f"{name} must not increase (rate i is the share that accepts drafts 1 to i), got {rates!r}")
     return tuple(float(rate) for rate in rates)
 
 

@@ -36,9 +36,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "eagle3": Method(summary="EAGLE-3 and 3.1 heads", needs_model=True, depth_from_checkpoint=True),
         "mtp": Method(summary="multi-token-prediction modules of the target", depth_from_checkpoint=True),
         "medusa": Method(summary="Medusa heads", needs_model=True, depth_from_checkpoint=True),
-        "dflash": Method(
-            summary="DFlash block drafter: one masked pass", needs_model=True, depth_from_checkpoint=True
-        ),
+        "dflash": Method(summary="DFlash block drafter: one masked pass", needs_model=True, depth_from_checkpoint=True),
         "dspark": Method(
             summary="DSpark block drafter with a Markov head", needs_model=True, depth_from_checkpoint=True
         ),

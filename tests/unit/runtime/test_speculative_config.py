@@ -250,9 +250,7 @@ class TestCheckpoint:
 
     def test_vocabularies(self):
         config = SpeculativeConfig.parse(DRAFT)
-        with pytest.raises(
-            ConfigError, match=r"has 10 tokens and the draft model's 12.*use_heterogeneous_vocab"
-        ):
+        with pytest.raises(ConfigError, match=r"has 10 tokens and the draft model's 12.*use_heterogeneous_vocab"):
             config.check_checkpoint({"vocab_size": 10}, {"text_config": {"vocab_size": 12}})
         assert config.check_checkpoint({"vocab_size": 10}, {"vocab_size": 10}) == config
         mixed = SpeculativeConfig.parse(DRAFT | {"use_heterogeneous_vocab": True})

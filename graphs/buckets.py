@@ -1,0 +1,93 @@
+"""The padded shapes for which steps are captured: batch buckets, verify widths and prefill chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MIN_WIDTH = 2
+"""The narrowest verify. One position would save nothing (the weights are read all the same), and one-row
+products take a kernel of their own whose bits differ from those of every other width."""
+
+EXACT_POSITIONS_PER_ROW = 16
+"""With `exact=True` every round runs at this many positions per row of the largest bucket."""
+
+PREFILL_CHUNK = 256
+"""The most prompt tokens that one prefill chunk writes."""
+
+
+def power_of_two_at_least(n: int) -> int:
+    """The smallest power of two that is `n` or more; `n` must be positive."""
+    return 1 << (n - 1).bit_length()
+
+
+def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Powers of two up to and including the one that holds `max_batch_size` rows."""
+    if max_batch_size < 1:
+        raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size}")
+    return tuple(1 << i for i in range(power_of_two_at_least(max_batch_size).bit_length()))
+
+
+def validated_buckets(buckets: Iterable[int], max_batch_size: int) -> tuple[int, ...]:
+    """Checks a user's buckets: ascending, positive, the last one holding `max_batch_size` rows."""
+    result = tuple(buckets)
+    if not result or any(not isinstance(b, int) or b < 1 for b in result):
+        raise ValueError(f"batch_buckets must be positive integers, got {result!r}")
+    if list(result) != sorted(set(result)):
+        raise ValueError(f"batch_buckets must be in ascending order without repeats, got {result!r}")
+    if result[-1] < max_batch_size:
+        raise ValueError(
+            f"the largest of batch_buckets ({result[-1]}) must hold max_batch_size ({max_batch_size}) rows"
+        )
+    return result
+
+
+def bucket_for(rows: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `rows` rows."""
+    for bucket in buckets:
+        if rows <= bucket:
+            return bucket
+    raise ValueError(f"{rows} rows do not fit the largest bucket, {buckets[-1]}")
+
+
+def verify_widths(bucket: int, num_drafts: int) -> tuple[int, ...]:
+    """The widths at which a bucket's verify is captured, ascending; the last holds every row's full window."""
+    widest = power_of_two_at_least(max(MIN_WIDTH, bucket * (num_drafts + 1)))
+    widths = []
+    width = MIN_WIDTH
+    while width <= widest:
+        widths.append(width)
+        width *= 2
+    return tuple(widths)
+
+
+def exact_widths(bucket: int, num_drafts: int) -> tuple[int]:
+    """The one width of a bucket under `exact=True`, the same with and without speculation.
+
+    Raises `ValueError` when a row's window does not fit its share.
+    """
+    if num_drafts + 1 > EXACT_POSITIONS_PER_ROW:
+        raise ValueError(
+            f"exact=True allows at most {EXACT_POSITIONS_PER_ROW - 1} speculative tokens, got {num_drafts}: "
+            "plain and speculative decoding must run at one width"
+        )
+    return (power_of_two_at_least(bucket) * EXACT_POSITIONS_PER_ROW,)
+
+
+def prefill_widths(exact: bool) -> tuple[int, ...]:
+    """The widths at which a prefill chunk is captured, ascending; one only under `exact=True`."""
+    if exact:
+        return (PREFILL_CHUNK,)
+    return (4, 16, 64, PREFILL_CHUNK)
+
+
+def chunk_width(remaining: int, widths: tuple[int, ...]) -> int:
+    """The width for the next chunk of a prompt of which `remaining` tokens are left.
+
+    The smallest that takes them all if at most a third of it is padding, else the largest that is filled; so
+    little is computed for nothing, and a long tail does not become many passes over the weights.
+    """
+    fitting = [w for w in widths if w >= remaining]
+    filled = [w for w in widths if w <= remaining]
+    if fitting and (not filled or 3 * remaining >= 2 * fitting[0]):
+        return fitting[0]
+    return filled[-1]

@@ -1,0 +1,11 @@
+"""What goes wrong when a model is loaded."""
+
+from __future__ import annotations
+
+
+class CheckpointError(ValueError):
+    """A checkpoint's files are incomplete, damaged, or disagree with its configuration."""
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint is sound, but of a kind that is not implemented."""

@@ -1,0 +1,101 @@
+"""Reads what the families' config.json files have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import DecoderConfig, LayerType
+from .errors import CheckpointError, UnsupportedModelError
+from .rope import RopeConfig
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """An `eos_token_id` as config.json and generation_config.json give it."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def flat_rope(hf: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """The rotary embedding of a model that has one for all layers.
+
+    Reads `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before).
+    """
+    parameters = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
+    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if hf.get(name) is not None:
+            parameters.setdefault(name, hf[name])
+    return RopeConfig.from_parameters(
+        parameters,
+        head_dim=head_dim,
+        theta=hf.get("rope_theta") or 10_000.0,
+        max_position_embeddings=hf["max_position_embeddings"],
+    )
+
+
+def qwen_layer_types(hf: Mapping[str, Any]) -> tuple[list[LayerType], int]:
+    """Layer types and sliding window by Qwen's rule: the layers from `max_window_layers` on slide."""
+    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
+    types = hf.get("layer_types")
+    if types is None:
+        first = hf.get("max_window_layers", 28)
+        types = [
+            "sliding_attention" if window is not None and layer >= first else "full_attention"
+            for layer in range(hf["num_hidden_layers"])
+        ]
+    return types, window or 0
+
+
+def decoder_config(hf: Mapping[str, Any], **choices: Any) -> DecoderConfig:
+    """Makes a `DecoderConfig` from the fields that all families name alike.
+
+    Args:
+        hf: a config.json, the family's defaults filled in.
+        choices: fields of `DecoderConfig` that the family decides; they win over what is read here.
+
+    Raises:
+        CheckpointError: a field that has no default is missing.
+        UnsupportedModelError: the model needs something that is not implemented.
+    """
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    missing = [name for name in (*sizes, "max_position_embeddings") if hf.get(name) is None]
+    if missing:
+        raise CheckpointError(f"config.json lacks {', '.join(missing)}")
+    if hf.get("quantization_config"):
+        method = hf["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(f"quantized checkpoints are not supported (quant_method {method!r})")
+    activation = hf.get("hidden_act") or hf.get("hidden_activation") or "silu"
+    num_heads, layers = hf["num_attention_heads"], hf["num_hidden_layers"]
+    head_dim = hf.get("head_dim") or hf["hidden_size"] // num_heads
+    values: dict[str, Any] = {
+        "model_type": hf["model_type"],
+        "vocab_size": hf["vocab_size"],
+        "hidden_size": hf["hidden_size"],
+        "intermediate_size": hf["intermediate_size"],
+        "num_layers": layers,
+        "num_heads": num_heads,
+        "num_kv_heads": hf.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "max_position_embeddings": hf["max_position_embeddings"],
+        "eos_token_ids": token_ids(hf.get("eos_token_id")),
+        "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
+        "activation": _ACTIVATIONS.get(activation, activation),
+        "attention_scale": head_dim**-0.5,
+        "layer_types": ["full_attention"] * layers,
+    }
+    values |= choices
+    values["layer_types"] = tuple(values["layer_types"])
+    if "rope" not in values:
+        rope = flat_rope(hf, head_dim)
+        values["rope"] = tuple((kind, rope) for kind in sorted(set(values["layer_types"])))
+    return DecoderConfig(**values)

@@ -1,0 +1,235 @@
+"""The engine: loads a model and answers prompts."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .core import EngineCore
+from .detokenizer import IncrementalDetokenizer
+from .engine_config import EngineConfig
+from .errors import DraftgraphError
+from .loading import LoadedModel, build_core, load_target
+from .outputs import GenerationResult
+from .prompts import Prompt, encode_prompt, is_batch
+from .request import Request
+from .sampling_params import SamplingParams
+from .speculative_config import SpeculativeConfig
+from .stream import TokenStream
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number of things done, their total, and what is being done."""
+
+Answer = GenerationResult | tuple[GenerationResult, ...]
+"""One result; with `SamplingParams.n` above 1, a tuple of n."""
+
+_SEED_SPAN = 2**64
+_TAIL = 4
+"""Prompt tokens given to the detokenizer as context; enough for any incomplete character."""
+
+
+class Engine:
+    """A target model, its drafter and their decode state, ready to answer.
+
+    Create it with `Engine.from_pretrained`; close it with `close` or by leaving its `with` block. It may be used
+    from several threads: they take turns, round by round.
+    """
+
+    def __init__(self, target: LoadedModel, core: EngineCore, config: EngineConfig) -> None:
+        """Use `from_pretrained` instead."""
+        self._target, self._core = target, core
+        self.config = config
+        self.tokenizer = target.tokenizer
+        self.model_path: Path = target.path
+        """The local directory of the weights in use."""
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        speculative_config: SpeculativeConfig | dict[str, Any] | str | None = None,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_model_len: int | None = None,
+        max_batch_size: int = 4,
+        batch_buckets: Sequence[int] | None = None,
+        compile: bool = True,
+        exact: bool = False,
+        executor: str = "auto",
+        attention_backend: str = "auto",
+        metrics: str = "summary",
+        prefix_caching: bool = True,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Loads a model and everything its rounds need.
+
+        Args:
+            model: a local directory, a GGUF file, a hub id, or an alias such as `smollm2-135m`.
+            speculative_config: how to draft, as a `SpeculativeConfig`, a dict or JSON; None decodes plainly.
+            dtype: of weights and KV: float32, bfloat16, float16 or auto.
+            device: cpu or auto.
+            max_model_len: most tokens of a sequence, prompt and answer together.
+            max_batch_size: sequences that decode together; more are queued.
+            batch_buckets: padded batch sizes, ascending; the last holds `max_batch_size`.
+            compile: compile the decoder layer and the head; the first round at each width then takes seconds,
+                see `warmup`.
+            exact: run plain and speculative rounds at one width, so that not even near-ties of bfloat16 flip.
+            executor: loop, round, host or auto.
+            attention_backend: sdpa or auto.
+            metrics: none, summary or detailed.
+            prefix_caching: reuse the KV a free slot holds for the beginning of a new prompt.
+            progress: called as the weights are loaded.
+
+        Raises:
+            DraftgraphError: a setting or the model cannot be used; says which value and what would be accepted.
+            CheckpointError: the weights are damaged or do not fit their config.
+            UnsupportedModelError: the model's family is not supported.
+        """
+        speculative = SpeculativeConfig.parse(speculative_config)
+        config = EngineConfig(
+            speculative=speculative,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_batch_size=max_batch_size,
+            batch_buckets=None if batch_buckets is None else tuple(batch_buckets),
+            compile=compile,
+            exact=exact,
+            executor=executor,
+            attention_backend=attention_backend,
+            metrics=metrics,
+            prefix_caching=prefix_caching,
+        )
+        target = load_target(model, config, progress)
+        return cls(target, build_core(target, config), config)
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Answer | list[Answer]:
+        """Answers one prompt or a list of them.
+
+        Args:
+            prompt: a string, token ids or chat messages; a list of these gives a list of answers, in order.
+            params: how to sample and when to stop; greedy, 256 tokens at most, by default.
+
+        Returns:
+            A `GenerationResult`, or a tuple of `params.n` of them; a list of those for a list of prompts. A row
+            whose logits are not finite ends with `finish_reason` "error" and disturbs no other.
+
+        Raises:
+            RequestError: a prompt is empty, too long or outside the vocabulary. Nothing has run then.
+        """
+        batch = is_batch(prompt)
+        prompts: Sequence[Any] = prompt if batch else [prompt]
+        params = params or SamplingParams()
+        groups = [self._requests(p, params) for p in prompts]  # all are checked before any runs
+        requests = [request for group in groups for request in group]
+        try:
+            self._submit(requests)
+            self._advance_until_done(requests)
+        finally:
+            self._cancel(requests)
+        answers = [_answer(group) for group in groups]
+        return answers if batch else answers[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TokenStream:
+        """Answers one prompt piece by piece.
+
+        Returns an iterator of `StreamChunk`; with `params.n` above 1 the samples' chunks interleave, told apart by
+        `index`. The last chunk of a sample carries its result. Raises `RequestError` as `generate` does.
+        """
+        requests = self._requests(prompt, params or SamplingParams())
+        self._submit(requests)
+        return TokenStream(self, requests)
+
+    def warmup(self, progress: Progress | None = None) -> None:
+        """Runs every step of every program once on padding, so that nothing is compiled later.
+
+        `progress` is called before each step and once at the end.
+        """
+        with self._lock:
+            self._require_open()
+            self._core.warmup(progress)
+
+    def close(self) -> None:
+        """Cancels what is running and lets go of the model and the state; the engine cannot be used afterwards."""
+        with self._lock:
+            if not self._closed:
+                self._core.abort()
+                self._closed = True
+                del self._core, self._target
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _requests(self, prompt: Any, params: SamplingParams) -> list[Request]:
+        """The requests of one prompt, `params.n` of them."""
+        self._require_open()
+        target = self._target
+        ids = encode_prompt(
+            prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
+        )
+        stop = (*(() if params.ignore_eos else target.config.eos_token_ids), *params.stop_token_ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return [
+            Request(
+                prompt_ids=ids,
+                params=params,
+                seed=(seed + index + _SEED_SPAN // 2) % _SEED_SPAN - _SEED_SPAN // 2,
+                index=index,
+                limit=min(len(ids) + params.max_tokens, target.max_model_len),
+                stop_token_ids=tuple(dict.fromkeys(stop)),
+                detokenizer=IncrementalDetokenizer(
+                    self.tokenizer, prompt_tail_ids=ids[-_TAIL:], stop=tuple(params.stop)
+                ),
+            )
+            for index in range(params.n)
+        ]
+
+    def _submit(self, requests: list[Request]) -> None:
+        with self._lock:
+            self._require_open()
+            for request in requests:
+                self._core.submit(request)
+
+    def _advance(self, requests: list[Request]) -> None:
+        """One step, if any of `requests` still needs one; a step that fails leaves the engine usable."""
+        with self._lock:
+            self._require_open()
+            if all(r.result is not None for r in requests):
+                return
+            try:
+                self._core.step()
+            except Exception:
+                self._core.abort()
+                raise
+
+    def _advance_until_done(self, requests: list[Request]) -> None:
+        while any(r.result is None for r in requests):
+            self._advance(requests)
+
+    def _cancel(self, requests: list[Request]) -> None:
+        with self._lock:
+            if not self._closed:
+                for request in requests:
+                    self._core.cancel(request)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise DraftgraphError("the engine is closed")
+
+
+def _answer(group: list[Request]) -> Answer:
+    results = tuple(r.result for r in group if r.result is not None)
+    return results[0] if len(group) == 1 else results

@@ -1,0 +1,128 @@
+"""From a model's name to a running core: checks first, then weights, then state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..graphs import DecodeState, StateShape, choose_executor, compile_region, eager_region, prefill_widths
+from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
+from ..model_zoo.checkpoint import load_model, read_config
+from ..model_zoo.config import DecoderConfig
+from ..model_zoo.decoder import DecoderModel
+from .core import CorePlan, EngineCore
+from .engine_config import EngineConfig
+from .errors import ConfigError
+from .models import resolve_model
+from .rounds import RoundBuilder
+from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from .slots import SlotPool
+from .speculators import create_speculator
+from .verification import create_policy
+
+DEFAULT_MAX_MODEL_LEN = 8192
+"""The longest sequence unless the caller asks for more: the KV of every slot is allocated for it."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target model in memory, with its tokenizer and where both came from."""
+
+    path: Path
+    config: DecoderConfig
+    model: DecoderModel
+    tokenizer: Any
+    max_model_len: int
+
+
+def load_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> LoadedModel:
+    """Resolves, checks and loads a target model, cheapest checks first."""
+    from transformers import AutoTokenizer  # takes a second to import
+
+    config.speculative.require_available()
+    choose_executor(config.executor, config.torch_device)
+    num_drafts = config.speculative.num_speculative_tokens or 0
+    if config.exact:
+        _widths(config, num_drafts)
+    path = resolve_model(name)
+    decoder = read_config(path)
+    config.speculative.check_checkpoint(json.loads((path / "config.json").read_text()), None)
+    max_model_len = _max_model_len(config, decoder)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = load_model(
+        path,
+        dtype=config.torch_dtype,
+        device=config.torch_device,
+        compile_region=compile_region if config.compile else eager_region,
+        max_positions=max_model_len,
+    )
+    return LoadedModel(path, decoder, model, tokenizer, max_model_len)
+
+
+def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
+    """Allocates the decode state and the cache, and assembles the loop around them."""
+    device = config.torch_device
+    num_drafts = config.speculative.num_speculative_tokens or 0
+    widths = _widths(config, num_drafts)
+    state = DecodeState.allocate(
+        StateShape(
+            slots=config.buckets[-1],
+            context=target.max_model_len,
+            num_drafts=num_drafts,
+            vocab_size=target.config.vocab_size,
+            max_bucket=config.buckets[-1],
+            max_width=max(w[-1] for w in widths.values()),
+            max_chunk=PREFILL_CHUNK,
+            max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
+        ),
+        dtype=config.torch_dtype,
+        device=device,
+    )
+    speculator = create_speculator(config.speculative)
+    if speculator is not None:
+        speculator.allocate(state)
+    _set_draft_limit(state, config)
+    cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
+    policy = create_policy(config.speculative.rejection_sample_method)
+    builder = RoundBuilder(target.model, cache, state, speculator, policy)
+    reuse = (PREFILL_CHUNK if config.exact else 1) if config.prefix_caching else None
+    plan = CorePlan(
+        buckets=config.buckets,
+        widths=widths,
+        prefill_widths=prefill_widths(config.exact),
+        metrics=config.metrics,
+        max_logprobs=MAX_LOGPROBS,
+        reuse_generated=not config.exact,
+    )
+    executor = choose_executor(config.executor, device)
+    return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+
+
+def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:
+    try:
+        choose = exact_widths if config.exact else verify_widths
+        return {bucket: choose(bucket, num_drafts) for bucket in config.buckets}
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
+    most = decoder.max_position_embeddings
+    if config.max_model_len is None:
+        return min(most, DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len > most:
+        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model was made for at most {most} tokens")
+    return config.max_model_len
+
+
+def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:
+    """Fills the table of the most drafts per row by the number of live rows."""
+    limits = config.speculative.draft_limits(state.shape.max_bucket)
+    state.draft_limit.copy_(torch.tensor(limits, dtype=torch.int32))

@@ -1,0 +1,71 @@
+"""What a caller may pass as a prompt, and how it becomes token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from .errors import RequestError
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""Text, token ids, or chat messages of the form `{"role": ..., "content": ...}`."""
+
+_ACCEPTED = "a prompt is a string, a list of token ids, or a list of chat messages with 'role' and 'content'"
+
+
+def is_batch(prompts: Any) -> bool:
+    """Whether `prompts` is a list of prompts rather than one prompt."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return False
+    return len(prompts) > 0 and not isinstance(prompts[0], (int, Mapping)) and not _is_integer(prompts[0])
+
+
+def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Token ids of a prompt: text with the tokenizer's special tokens, messages through its chat template.
+
+    Raises `RequestError` for a prompt that is empty, has ids outside the vocabulary, or leaves no room for an
+    answer within `max_model_len` tokens.
+    """
+    if isinstance(prompt, str):
+        if not prompt:
+            raise RequestError("the prompt is empty; it needs at least one token")
+        ids = [int(i) for i in tokenizer(prompt)["input_ids"]]
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        ids = _encode_chat(prompt, tokenizer)
+    elif isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
+        items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        wrong = next((i for i in items if not _is_integer(i)), None)
+        if wrong is not None:
+            raise RequestError(f"{_ACCEPTED}; the list holds {wrong!r}")
+        ids = [int(i) for i in items]
+    else:
+        raise RequestError(f"{_ACCEPTED}; got {type(prompt).__name__}")
+    if not ids:
+        raise RequestError("the prompt is empty; it needs at least one token")
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"token id {token} at position {position} of the prompt is outside the vocabulary, "
+                f"which is 0 to {vocab_size - 1}"
+            )
+    if len(ids) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; max_model_len is {max_model_len} and at least one must be left for "
+            f"the answer, so at most {max_model_len - 1} are accepted"
+        )
+    return tuple(ids)
+
+
+def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise RequestError(f"chat message {number} must have a 'role' and a 'content', got {message!r}")
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError("this model's tokenizer has no chat template; pass the prompt as a string")
+    text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__")

@@ -1,0 +1,219 @@
+"""The programs that an engine runs: a round of decoding for each bucket, and a chunk of prefill for each width.
+
+While(running)
+  propose                drafts for every live row
+  budget                 how many drafts each row sends on; picks the width
+  Switch(width)          pack the windows, run the target once, keep the logits
+  accept                 which drafts stand, and one more token
+  commit                 append, stop, publish
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..graphs import DecodeState, Node, Program, Sequence, Step, Switch, While
+from ..kernels.commit import commit
+from ..kernels.pack_window import pack_prefill, pack_window
+from ..kernels.plan_window import plan_window
+from ..kernels.record_logprobs import record_logprobs
+from ..kernels.window import Window
+from ..model_zoo.decoder import DecoderModel, KvCache
+from .speculators import BaseSpeculator
+from .verification import VerificationPolicy
+
+
+@dataclass(frozen=True)
+class LogprobBuffers:
+    """What a request that asks for log-probabilities gets them from.
+
+    Slots by context by 1 + N: entry 0 is the emitted token, then the N most likely.
+    """
+
+    values: torch.Tensor
+    """float32 [R1, C, N + 1]."""
+    tokens: torch.Tensor
+    """int32 [R1, C, N + 1]."""
+
+
+class RoundBuilder:
+    """Builds the programs of one engine; each is built once and kept by its caller."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        cache: KvCache,
+        state: DecodeState,
+        speculator: BaseSpeculator | None,
+        policy: VerificationPolicy,
+    ) -> None:
+        self._model, self._cache, self._state = model, cache, state
+        self._speculator, self._policy = speculator, policy
+
+    def round(
+        self,
+        bucket: int,
+        widths: tuple[int, ...],
+        logprobs: LogprobBuffers | None = None,
+        detailed: bool = False,
+    ) -> Program:
+        """The decoding loop of a bucket.
+
+        Args:
+            bucket: rows of `slot_of_row` that take part.
+            widths: the verify widths, ascending; the last must hold every row's full window.
+            logprobs: where to record log-probabilities, or None not to.
+            detailed: also record every round's pair of (drafts verified, drafts accepted).
+        """
+        state, speculator = self._state, self._speculator
+        nodes: list[Node] = []
+        if speculator is not None:
+            nodes.append(Step("propose", lambda s: speculator.propose(s, bucket)))
+        nodes.append(self._budget(bucket, widths))
+        nodes.append(Switch(state.width_index, tuple(self._verify(bucket, width) for width in widths)))
+        nodes.append(Step("accept", lambda s: self._policy.accept(s, bucket)))
+        if logprobs is not None:
+            nodes.append(self._record(bucket, logprobs))
+        if detailed:
+            nodes.append(Step("round_pairs", lambda s: _record_pairs(s, bucket)))
+        nodes.append(self._commit(bucket))
+        return Program(f"round[{bucket}]", While(state.running, Sequence(*nodes)), state)
+
+    def prefill(self, width: int) -> Program:
+        """Writes the KV of one chunk of the prompt in slot `prefill_slot`, positions `prefill_range`."""
+        state = self._state
+        rows = torch.zeros(1, dtype=torch.int32, device=state.device)
+        cu_tokens = torch.zeros(2, dtype=torch.int32, device=state.device)
+        base = torch.zeros(1, dtype=torch.int32, device=state.device)
+        window = Window(
+            tokens=torch.zeros(width, dtype=torch.int32, device=state.device),
+            positions=torch.zeros(width, dtype=torch.int32, device=state.device),
+            slots=torch.zeros(width, dtype=torch.int32, device=state.device),
+            rows=torch.zeros(width, dtype=torch.int32, device=state.device),
+            cu_tokens=cu_tokens,
+            base=base,
+            slot_of_row=rows,
+        )
+
+        def chunk(s: DecodeState) -> None:
+            pack_prefill(
+                s.tokens,
+                s.prefill_slot,
+                s.prefill_range,
+                window.tokens,
+                window.positions,
+                window.slots,
+                window.rows,
+                window.cu_tokens,
+                window.base,
+                window.slot_of_row,
+            )
+            self._model.forward(window, self._cache)
+
+        return Program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk), state)
+
+    def clear_cache(self, slot: int) -> None:
+        """Zeroes the KV of a slot."""
+        self._cache.clear(slot)
+
+    def _budget(self, bucket: int, widths: tuple[int, ...]) -> Step:
+        width_table = torch.tensor(widths, dtype=torch.int32).to(self._state.device)
+
+        def plan(s: DecodeState) -> None:
+            plan_window(
+                s.finished,
+                s.length,
+                s.limit,
+                s.draft_count,
+                s.draft_limit,
+                s.slot_of_row[:bucket],
+                width_table,
+                s.cu_tokens[: bucket + 1],
+                s.base[:bucket],
+                s.width_index,
+            )
+
+        return Step("budget", plan)
+
+    def _verify(self, bucket: int, width: int) -> Step:
+        def verify(s: DecodeState) -> None:
+            window = Window(
+                tokens=s.window_tokens[:width],
+                positions=s.window_positions[:width],
+                slots=s.window_slots[:width],
+                rows=s.window_rows[:width],
+                cu_tokens=s.cu_tokens[: bucket + 1],
+                base=s.base[:bucket],
+                slot_of_row=s.slot_of_row[:bucket],
+            )
+            pack_window(
+                s.tokens,
+                s.length,
+                s.draft_tokens,
+                window.cu_tokens,
+                window.slot_of_row,
+                window.tokens,
+                window.positions,
+                window.slots,
+                window.rows,
+            )
+            hidden = self._model.forward(window, self._cache)
+            s.logits[:width].copy_(self._model.logits(hidden))
+
+        return Step(f"verify[{width}]", verify)
+
+    def _record(self, bucket: int, buffers: LogprobBuffers) -> Step:
+        def record(s: DecodeState) -> None:
+            record_logprobs(
+                s.logits,
+                s.emitted,
+                s.accepted,
+                s.failed,
+                s.cu_tokens[: bucket + 1],
+                s.slot_of_row[:bucket],
+                s.length,
+                buffers.values,
+                buffers.tokens,
+            )
+
+        return Step("logprobs", record)
+
+    def _commit(self, bucket: int) -> Step:
+        speculator = self._speculator
+
+        def finish(s: DecodeState) -> None:
+            if speculator is not None:
+                speculator.commit(s, bucket)
+            commit(
+                s.emitted,
+                s.accepted,
+                s.failed,
+                s.draft_count,
+                s.cu_tokens[: bucket + 1],
+                s.slot_of_row[:bucket],
+                s.stop_token_ids,
+                s.limit,
+                s.cancel,
+                s.pause,
+                s.tokens,
+                s.length,
+                s.finished,
+                s.finish_reason,
+                s.ring_tokens,
+                s.ring_count,
+                s.rounds,
+                s.histogram,
+                s.running,
+            )
+
+        return Step("commit", finish)
+
+
+def _record_pairs(state: DecodeState, bucket: int) -> None:
+    """Writes each row's (drafts verified, drafts accepted) at its round's number; a finished row's is not read."""
+    slots = state.slot_of_row[:bucket].long()
+    window = state.cu_tokens[1 : bucket + 1] - state.cu_tokens[:bucket]
+    number = state.rounds[slots].clamp(max=state.round_pairs.shape[1] - 1)
+    state.round_pairs[slots, number] = torch.stack((window - 1, state.accepted[slots]), dim=1)

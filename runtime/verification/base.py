@@ -1,0 +1,42 @@
+"""What a verification rule is to the rest of the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from ...graphs import DecodeState
+from ...kernels.sample_target import sample_target
+
+
+class VerificationPolicy(ABC):
+    """Decides which drafts stand, and the one token after them: fills `accepted`, `emitted` and `failed`.
+
+    Rows of temperature 0 are greedy under every policy: their target distribution is one token.
+    """
+
+    name: ClassVar[str]
+
+    def accept(self, state: DecodeState, bucket: int) -> None:
+        """The body of the accept step: the target's own token at every position, then the rule."""
+        sample_target(
+            state.logits,
+            state.window_rows,
+            state.window_positions,
+            state.cu_tokens[: bucket + 1],
+            state.slot_of_row[:bucket],
+            state.temperature,
+            state.top_k,
+            state.top_p,
+            state.min_p,
+            state.seed,
+            state.sampled,
+            state.log_normalizer,
+            state.threshold,
+            state.token_failed,
+        )
+        self.judge(state, bucket)
+
+    @abstractmethod
+    def judge(self, state: DecodeState, bucket: int) -> None:
+        """Applies the rule to what `sample_target` left."""

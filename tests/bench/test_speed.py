@@ -1,0 +1,120 @@
+"""Speed on SmolLM2-135M in bfloat16, as ratios inside one run: against transformers, and against our own plain.
+
+    pytest tests/bench --benchmark-enable
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from draftgraph import Engine, SamplingParams
+
+pytestmark = [pytest.mark.bench, pytest.mark.models]
+
+ROUNDS = 7
+TOKENS = 64
+ECHO = (
+    "Repeat the following text exactly, word for word:\n\n"
+    "The steam engine was invented in the 18th century. It changed how people lived and worked. Factories grew near "
+    "rivers and coal fields, and railways carried goods across the country in hours rather than days. Cities filled "
+    "with smoke, and clocks began to rule the working day."
+)
+
+
+@dataclass
+class Contender:
+    """Something that answers the echo prompt, and how fast it was each time."""
+
+    run: Callable[[], int]
+    rates: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        start = time.perf_counter()
+        tokens = self.run()
+        self.rates.append(tokens / (time.perf_counter() - start))
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+@pytest.fixture(scope="module")
+def contenders(smollm2_path):
+    """transformers and this engine, plain and with prompt lookup of 8 tokens, measured in turns in one process."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_path)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": ECHO}], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.bfloat16).eval()
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 2}
+
+    def transformers(**extra: int) -> Callable[[], int]:
+        def run() -> int:
+            with torch.no_grad():
+                out = model.generate(
+                    torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **options, **extra
+                )
+            return out.shape[1] - len(ids)
+
+        return run
+
+    common = {"dtype": "bfloat16", "max_batch_size": 1, "max_model_len": 1024, "prefix_caching": False}
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with (
+            Engine.from_pretrained(smollm2_path, **common) as plain,
+            Engine.from_pretrained(
+                smollm2_path, {"method": "ngram", "num_speculative_tokens": 8}, **common
+            ) as ngram,
+        ):
+            plain.warmup()
+            ngram.warmup()
+            found = {
+                "transformers plain": Contender(transformers()),
+                "plain": Contender(lambda: len(plain.generate(ids, params).token_ids)),
+                "transformers prompt lookup": Contender(transformers(prompt_lookup_num_tokens=8)),
+                "ngram": Contender(lambda: len(ngram.generate(ids, params).token_ids)),
+            }
+            for contender in found.values():
+                contender.run()
+            for _ in range(ROUNDS):
+                for contender in found.values():
+                    contender.measure()
+            yield found
+    finally:
+        torch.set_num_threads(threads)
+
+
+def report(benchmark, contenders: dict[str, Contender], fast: str, slow: str, least: float) -> None:
+    ratio = statistics.median(
+        a / b for a, b in zip(contenders[fast].rates, contenders[slow].rates, strict=True)
+    )
+    benchmark.extra_info.update({name: round(c.rate, 1) for name, c in contenders.items()}, ratio=round(ratio, 2))
+    print(f"\n{fast} / {slow}: {ratio:.2f} (at least {least}); tokens/s: {benchmark.extra_info}")
+    assert ratio >= least
+
+
+def test_plain_beats_transformers_plain(benchmark, contenders):
+    benchmark.pedantic(contenders["plain"].run, rounds=1)
+    report(benchmark, contenders, "plain", "transformers plain", 1.2)
+
+
+def test_ngram_beats_transformers_prompt_lookup(benchmark, contenders):
+    benchmark.pedantic(contenders["ngram"].run, rounds=1)
+    report(benchmark, contenders, "ngram", "transformers prompt lookup", 1.2)
+
+
+def test_ngram_on_an_echo_beats_plain(benchmark, contenders):
+    benchmark.pedantic(contenders["ngram"].run, rounds=1)
+    report(benchmark, contenders, "ngram", "plain", 3.5)

@@ -1,0 +1,138 @@
+"""Every step of every program of an engine is traced on fake CUDA tensors: no sync, no host copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
+from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
+from draftgraph.model_zoo.config import DecoderConfig
+from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.rope import RopeConfig
+from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
+from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
+from draftgraph.runtime.speculators import create_speculator
+from draftgraph.runtime.verification import create_policy
+
+pytestmark = pytest.mark.null
+
+BUCKETS = (1, 4)
+CONTEXT = 128
+
+
+def fake_target(device: torch.device) -> DecoderModel:
+    """A model with every optional part, with no data: two layers, one of them with a sliding window."""
+    layer_types = ("full_attention", "sliding_attention")
+    config = DecoderConfig(
+        model_type="gemma3_text",
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        norm_eps=1e-6,
+        max_position_embeddings=CONTEXT,
+        rope=tuple((kind, RopeConfig(dim=16, theta=10000.0)) for kind in layer_types),
+        layer_types=layer_types,
+        sliding_window=32,
+        qk_norm=True,
+        post_norms=True,
+        norm_unit_offset=True,
+        attention_scale=0.25,
+        final_soft_cap=30.0,
+        embedding_scale=5.6,
+    )
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=device)
+
+    layer = LayerWeights(
+        attention_norm=empty(32),
+        qkv=empty(config.qkv_size, 32),
+        output=empty(32, 64),
+        mlp_norm=empty(32),
+        gate_up=empty(96, 32),
+        down=empty(32, 48),
+        query_norm=empty(16),
+        key_norm=empty(16),
+        attention_post_norm=empty(32),
+        mlp_post_norm=empty(32),
+    )
+    embedding = empty(50, 32)
+    return DecoderModel(config, DecoderWeights(embedding, (layer, layer), empty(32), embedding))
+
+
+def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBuilder, DecodeState]:
+    depth = spec.num_speculative_tokens or 0
+    shape = StateShape(
+        slots=4,
+        context=CONTEXT,
+        num_drafts=depth,
+        vocab_size=50,
+        max_bucket=4,
+        max_width=verify_widths(4, depth)[-1],
+        max_chunk=256,
+    )
+    model = fake_target(device)
+    state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)
+    speculator = create_speculator(spec)
+    if speculator is not None:
+        speculator.allocate(state)
+    cache = model.allocate_cache(shape.slots + 1, CONTEXT)
+    policy = create_policy(spec.rejection_sample_method)
+    return RoundBuilder(model, cache, state, speculator, policy), state
+
+
+def available_methods() -> list[str]:
+    return [name for name, method in METHODS.items() if method.available]
+
+
+@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("method", available_methods())
+def test_every_step_of_every_program_is_capture_safe(method, rule):
+    depth = None if method == "none" else 5
+    spec = SpeculativeConfig(method=method, num_speculative_tokens=depth, rejection_sample_method=rule)
+    with fake_cuda() as device:
+        builder, state = fake_builder(spec, device)
+        buffers = LogprobBuffers(
+            torch.zeros((5, CONTEXT, 4), device=device), torch.zeros((5, CONTEXT, 4), dtype=torch.int32, device=device)
+        )
+        for bucket in BUCKETS:
+            widths = verify_widths(bucket, depth or 0)
+            program = builder.round(bucket, widths, buffers, detailed=True)
+            names = [step.name for step in program.steps()]
+            expected = ["budget", *(f"verify[{w}]" for w in widths), "accept", "logprobs", "round_pairs", "commit"]
+            assert names == (expected if method == "none" else ["propose", *expected])
+            assert check_program(program) == len(names)
+        for width in prefill_widths(exact=False):
+            assert check_program(builder.prefill(width)) == 1
+        assert state.tokens.device.type == "cuda"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.cpu(),
+        lambda t: t.nonzero(),
+        lambda t: t[t > 0],
+    ],
+    ids=["item", "cpu", "nonzero", "boolean index"],
+)
+def test_a_fault_planted_in_a_step_is_caught(plant, monkeypatch):
+    with fake_cuda() as device:
+        builder, _ = fake_builder(SpeculativeConfig(), device)
+        program = builder.round(1, verify_widths(1, 0))
+        check_program(program)
+        original = DecoderModel.logits
+
+        def logits(self: DecoderModel, hidden: torch.Tensor) -> torch.Tensor:
+            plant(hidden)
+            return original(self, hidden)
+
+        monkeypatch.setattr(DecoderModel, "logits", logits)
+        with pytest.raises(CaptureError, match=r"step 'verify\[2\]' cannot be captured"):
+            check_program(program)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from draftgraph.graphs import state as state_module
+from draftgraph.graphs.state import DecodeState
+from draftgraph.kernels import commit as commit_module
+from draftgraph.kernels.commit import commit, commit_reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
+
+
+def arguments(state: DecodeState, bucket: int) -> list[Any]:
+    return [
+        state.emitted,
+        state.accepted,
+        state.failed,
+        state.cu_tokens[: bucket + 1],
+        state.slot_of_row[:bucket],
+        state.stop_token_ids,
+        state.limit,
+        state.cancel,
+        state.pause,
+        state.tokens,
+        state.length,
+        state.finished,
+        state.finish_reason,
+        state.ring_tokens,
+        state.ring_count,
+        state.rounds,
+        state.histogram,
+        state.running,
+    ]
+
+
+def one_row(*, emitted: list[int], accepted: int, verified: int = 3) -> tuple[DecodeState, int]:
+    """A bucket of one live row of length 5 and limit 20 that emits `emitted`; no stop tokens."""
+    state, _ = random_round(0, rows=1, num_drafts=3)
+    slot = int(state.slot_of_row[0])
+    state.cu_tokens[:2] = torch.tensor([0, verified + 1])
+    state.finished[slot], state.failed[slot], state.cancel[slot], state.pause[0] = False, False, False, False
+    state.stop_token_ids[slot] = -1
+    state.length[slot], state.limit[slot], state.accepted[slot] = 5, 20, accepted
+    state.ring_count[slot] = 22  # of 24: a round of three wraps
+    state.emitted[slot] = torch.tensor(emitted)
+    return state, slot
+
+
+def test_codes_are_those_of_the_state() -> None:
+    names = [name for name in vars(state_module) if name.startswith("FINISH_")]
+    assert len(names) == 5
+    for name in names:
+        assert getattr(commit_module, name) == getattr(state_module, name)
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), num_drafts=st.integers(0, 4))
+@settings(max_examples=300, deadline=None)
+def test_cpu_equals_reference(seed: int, rows: int, num_drafts: int) -> None:
+    assert_same_effect(
+        commit, commit_reference, arguments(*random_round(seed, rows=rows, num_drafts=num_drafts))
+    )
+
+
+BOTH = pytest.mark.parametrize("run", [commit, commit_reference])
+
+
+@BOTH
+def test_appends_and_wraps_the_ring(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 6, 0], accepted=2)
+    run(*arguments(state, 1))
+    assert state.tokens[slot, 5:8].tolist() == [4, 5, 6]
+    assert state.length[slot] == 8
+    assert state.ring_tokens[slot, 22:].tolist() == [4, 5]
+    assert state.ring_tokens[slot, :1].tolist() == [6]
+    assert state.ring_count[slot] == 25
+    assert state.rounds[slot] == 1
+    assert state.histogram[slot, 3, 2] == 1
+    assert state.histogram.sum() == 1
+    assert not state.finished[slot]
+    assert state.running[0]
+
+
+@BOTH
+def test_stops_after_the_first_stop_token(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 5, 6], accepted=3)
+    state.stop_token_ids[slot, 1] = 5
+    run(*arguments(state, 1))
+    assert state.length[slot] == 7
+    assert state.finish_reason[slot] == state_module.FINISH_STOP
+    assert state.finished[slot]
+    assert not state.running[0]
+
+
+@BOTH
+@pytest.mark.parametrize(("limit", "reason", "length"), [(6, 2, 6), (7, 1, 7), (5, 2, 5), (9, 1, 7)])
+def test_limit_and_stop(run: Any, limit: int, reason: int, length: int) -> None:
+    """The stop token is the second of four: it counts when it is appended, also as the last that may be."""
+    state, slot = one_row(emitted=[4, 5, 1, 6], accepted=3)
+    state.stop_token_ids[slot, 0] = 5
+    state.limit[slot] = limit
+    run(*arguments(state, 1))
+    assert state.length[slot] == length
+    assert state.finish_reason[slot] == reason
+
+
+@BOTH
+def test_minus_one_never_stops(run: Any) -> None:
+    state, slot = one_row(emitted=[4, -1, 1, 6], accepted=3)
+    run(*arguments(state, 1))
+    assert state.length[slot] == 9
+    assert not state.finished[slot]
+
+
+@BOTH
+def test_failure_appends_nothing_and_wins(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 1, 6], accepted=3)
+    state.failed[slot], state.cancel[slot] = True, True
+    before = state.tokens.clone()
+    run(*arguments(state, 1))
+    assert torch.equal(state.tokens, before)
+    assert state.length[slot] == 5
+    assert state.ring_count[slot] == 22
+    assert state.finish_reason[slot] == state_module.FINISH_ERROR
+    assert state.rounds[slot] == 1
+
+
+@BOTH
+def test_cancel_appends_then_finishes(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 1, 6], accepted=1)
+    state.cancel[slot] = True
+    run(*arguments(state, 1))
+    assert state.length[slot] == 7
+    assert state.finish_reason[slot] == state_module.FINISH_CANCELLED
+
+
+@BOTH
+def test_pause_leaves_the_loop_with_the_row_unfinished(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 1, 6], accepted=1)
+    state.pause[0] = True
+    run(*arguments(state, 1))
+    assert not state.running[0]
+    assert not state.finished[slot]
+
+
+@BOTH
+def test_finished_rows_are_untouched(run: Any) -> None:
+    state, slot = one_row(emitted=[4, 5, 1, 6], accepted=1)
+    state.finished[slot] = True
+    state.cancel[slot] = True
+    state.cu_tokens[:2] = 0
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    run(*arguments(state, 1))
+    before["running"][0] = False
+    for name, tensor in state.tensors().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@BOTH
+def test_ring_smaller_than_a_round_is_refused(run: Any) -> None:
+    args = arguments(*one_row(emitted=[4, 5, 1, 6], accepted=1))
+    args[13] = args[13][:, :3].contiguous()
+    with pytest.raises(ValueError, match="ring holds 3 tokens"):
+        run(*args)
+
+
+def test_reference_is_capture_safe() -> None:
+    check_capture_safe(commit_reference, arguments(*random_round(2)))
+
+
+def test_registration() -> None:
+    check_registration(commit, arguments(*random_round(3)))

@@ -1,0 +1,432 @@
+"""Requests of every kind through one engine: stops, limits, streams, cancellation, errors, reuse, metrics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+
+import pytest
+import torch
+
+from draftgraph import Engine, SamplingParams
+from draftgraph.runtime.errors import ConfigError, DraftgraphError, NotAvailableError, RequestError
+
+SPEC = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_path):
+    with Engine.from_pretrained(
+        tiny_model_path, SPEC, dtype="float32", compile=False, max_batch_size=2, metrics="detailed", max_model_len=512
+    ) as engine:
+        yield engine
+
+
+# Shapes of input and output
+
+
+def test_one_prompt_gives_one_result_and_a_list_a_list(engine):
+    params = SamplingParams(max_tokens=4)
+    assert engine.generate("one", params).text is not None
+    assert [r.index for r in engine.generate(["one", "two", "three"], params)] == [0, 0, 0]
+    one = engine.generate("one", SamplingParams(max_tokens=4, n=3, temperature=1.0, seed=5))
+    assert [r.index for r in one] == [0, 1, 2]
+    assert [r.seed for r in one] == [5, 6, 7]
+    many = engine.generate(["one", "two"], SamplingParams(max_tokens=4, n=2))
+    assert [len(group) for group in many] == [2, 2]
+
+
+def test_sample_i_of_n_is_the_answer_to_seed_plus_i(engine):
+    group = engine.generate("one two", SamplingParams(max_tokens=12, n=3, temperature=1.2, seed=5))
+    single = engine.generate("one two", SamplingParams(max_tokens=12, temperature=1.2, seed=7))
+    assert group[2].token_ids == single.token_ids
+    assert len({r.token_ids for r in group}) > 1
+
+
+def test_text_ids_and_chat_are_prompts(engine):
+    params = SamplingParams(max_tokens=6)
+    text = "<|user|>one two\n<|assistant|>"
+    ids = engine.tokenizer(text)["input_ids"]
+    chat = [{"role": "user", "content": "one two"}]
+    results = [engine.generate(p, params) for p in (text, ids, torch.tensor(ids), chat)]
+    assert len({r.token_ids for r in results}) == 1
+    assert {r.prompt_token_ids for r in results} == {tuple(ids)}
+    assert engine.generate([chat, ids], params)[0].token_ids == results[0].token_ids
+
+
+def test_more_prompts_than_rows_are_queued(engine):
+    words = ["one", "two", "three", "def", "The", "a", "b"]
+    together = engine.generate(words, SamplingParams(max_tokens=10))
+    assert [r.token_ids for r in together] == [
+        engine.generate(w, SamplingParams(max_tokens=10)).token_ids for w in words
+    ]
+
+
+# Ends
+
+
+def test_limits_hold_inside_a_window(engine):
+    full = engine.generate("one two three, one two", SamplingParams(max_tokens=40, ignore_eos=True))
+    assert full.metrics.accepted_tokens > 0
+    for n in range(1, 12):
+        cut = engine.generate("one two three, one two", SamplingParams(max_tokens=n, ignore_eos=True))
+        assert cut.token_ids == full.token_ids[:n]
+        assert cut.finish_reason == "length"
+
+
+def test_max_model_len_ends_an_answer(engine):
+    prompt = engine.tokenizer("one two three " * 200)["input_ids"][:505]
+    result = engine.generate(prompt, SamplingParams(max_tokens=100, ignore_eos=True))
+    assert len(result.token_ids) == 512 - 505
+    assert result.finish_reason == "length"
+
+
+def test_stop_tokens_end_an_answer_inside_a_window(engine):
+    full = engine.generate("one two three, one two", SamplingParams(max_tokens=40, ignore_eos=True)).token_ids
+    for token in set(full):
+        result = engine.generate(
+            "one two three, one two", SamplingParams(max_tokens=40, ignore_eos=True, stop_token_ids=(token,))
+        )
+        assert result.token_ids == full[: full.index(token) + 1]
+        assert (result.finish_reason, result.stop_reason) == ("stop", token)
+
+
+def test_stop_strings_cut_the_text_and_take_back_tokens(engine):
+    prompt = "one two three, one two"
+    full = engine.generate(prompt, SamplingParams(max_tokens=40, ignore_eos=True))
+    assert len(full.text) > 12
+    for start in range(2, len(full.text) - 3, 3):
+        stop = full.text[start : start + 3]
+        result = engine.generate(prompt, SamplingParams(max_tokens=40, ignore_eos=True, stop=stop))
+        assert result.text == full.text[: full.text.index(stop)]
+        assert (result.finish_reason, result.stop_reason) == ("stop", stop)
+        assert result.token_ids == full.token_ids[: len(result.token_ids)]
+        decoded = engine.tokenizer.decode(result.token_ids)
+        assert stop in decoded
+        assert stop not in engine.tokenizer.decode(result.token_ids[:-1])
+
+
+def test_a_stop_string_is_never_streamed_in_part(engine):
+    prompt = "one two three, one two"
+    full = engine.generate(prompt, SamplingParams(max_tokens=40, ignore_eos=True)).text
+    stop = full[6:10]
+    pieces = [c.text for c in engine.stream(prompt, SamplingParams(max_tokens=40, ignore_eos=True, stop=[stop]))]
+    assert "".join(pieces) == full[: full.index(stop)]
+
+
+# Streams
+
+
+def test_a_stream_gives_what_generate_gives(engine):
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    whole = engine.generate("你好，世界。one two", params)
+    chunks = list(engine.stream("你好，世界。one two", params))
+    assert "".join(c.text for c in chunks) == whole.text
+    assert tuple(itertools.chain.from_iterable(c.token_ids for c in chunks)) == whole.token_ids
+    assert chunks[-1].finish_reason == "length"
+    assert chunks[-1].result.token_ids == whole.token_ids
+    assert all(c.finish_reason is None for c in chunks[:-1])
+
+
+def test_streams_interleave_and_wait_for_each_other(engine):
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    expected = [engine.generate(p, params).token_ids for p in ("one", "two", "three")]
+    streams = [engine.stream(p, params) for p in ("one", "two", "three")]  # three streams, two rows
+    collected: list[list[int]] = [[], [], []]
+    alive = set(range(3))
+    while alive:
+        for i in sorted(alive):
+            chunk = next(streams[i], None)
+            if chunk is None:
+                alive.discard(i)
+            else:
+                collected[i] += chunk.token_ids
+    assert [tuple(c) for c in collected] == expected
+
+
+def test_n_samples_stream_together(engine):
+    params = SamplingParams(max_tokens=8, n=3, temperature=1.0, seed=1, ignore_eos=True)
+    whole = engine.generate("one", params)
+    texts = ["", "", ""]
+    for chunk in engine.stream("one", params):
+        texts[chunk.index] += chunk.text
+    assert texts == [r.text for r in whole]
+
+
+def test_cancelling_a_stream_keeps_what_came(engine):
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    whole = engine.generate("one", params).token_ids
+    stream = engine.stream("one", params)
+    next(stream)
+    next(stream)
+    stream.cancel()
+    last = list(stream)[-1]
+    assert last.finish_reason == "cancelled"
+    assert last.result.token_ids == whole[: len(last.result.token_ids)]
+    assert 0 < len(last.result.token_ids) < 200
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop"])
+def test_leaving_a_stream_frees_its_slot(engine, how):
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    for _ in range(4):  # twice as many as there are rows
+        stream = engine.stream("one two", params)
+        next(stream)
+        if how == "close":
+            stream.close()
+            assert next(stream, None) is None
+        elif how == "with":
+            with stream:
+                next(stream)
+        else:
+            del stream
+    assert not engine._core.busy
+    assert engine.generate("one", SamplingParams(max_tokens=5)).finish_reason in ("length", "stop")
+
+
+def test_an_interrupt_in_the_middle_leaves_the_engine_usable(engine, monkeypatch):
+    expected = engine.generate("one two", SamplingParams(max_tokens=20, ignore_eos=True)).token_ids
+    other = engine.stream("three", SamplingParams(max_tokens=20, ignore_eos=True))
+    rest = engine.generate("three", SamplingParams(max_tokens=20, ignore_eos=True)).token_ids
+    seen = list(next(other).token_ids)
+    step, count = type(engine._core).step, itertools.count()
+
+    def interrupted(core):
+        step(core)
+        if next(count) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(engine._core), "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("one two", SamplingParams(max_tokens=400, ignore_eos=True))
+    monkeypatch.undo()
+    for chunk in other:
+        seen += chunk.token_ids
+    assert tuple(seen) == rest  # the stream that was under way lost and repeated nothing
+    assert engine.generate("one two", SamplingParams(max_tokens=20, ignore_eos=True)).token_ids == expected
+
+
+def test_a_signal_waits_for_the_end_of_the_round():
+    import signal
+
+    from draftgraph.runtime.interrupts import deferred_interrupt
+
+    reached = []
+
+    def round_with(interrupts: int, then: str) -> None:
+        with deferred_interrupt():
+            for _ in range(interrupts):
+                signal.raise_signal(signal.SIGINT)
+            reached.append(then)
+
+    with pytest.raises(KeyboardInterrupt):
+        round_with(1, "the rest of the round")
+    assert reached == ["the rest of the round"]
+    with pytest.raises(KeyboardInterrupt):
+        round_with(2, "never: a second one does not wait")
+    assert reached == ["the rest of the round"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_failing_step_leaves_the_engine_usable(engine, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(type(engine._core), "_deliver", broken)
+    with pytest.raises(RuntimeError, match="boom"):
+        engine.generate("one", SamplingParams(max_tokens=5))
+    monkeypatch.undo()
+    assert not engine._core.busy
+    assert len(engine.generate("one", SamplingParams(max_tokens=5, ignore_eos=True)).token_ids) == 5
+
+
+def test_threads_take_turns(engine):
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    words = ["one", "two", "three", "def"]
+    expected = [engine.generate(w, params).token_ids for w in words]
+    results: dict[str, tuple[int, ...]] = {}
+
+    def work(word: str) -> None:
+        results[word] = engine.generate(word, params).token_ids
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in words]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[w] for w in words] == expected
+
+
+# Prefix reuse
+
+
+def test_a_prompt_that_extends_a_cached_one_reuses_it(tiny_model_path):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with Engine.from_pretrained(tiny_model_path, SPEC, dtype="float32", compile=False, max_batch_size=2) as engine:
+        first = engine.generate("The steam engine changed", params)
+        longer = [*first.prompt_token_ids, *first.token_ids, *engine.tokenizer(" one two")["input_ids"]]
+        second = engine.generate(longer, params)
+        assert second.metrics.reused_prompt_tokens == len(first.prompt_token_ids) + len(first.token_ids) - 1
+        again = engine.generate([*longer[:-1], 7], params)
+        assert again.metrics.reused_prompt_tokens == len(longer) - 1
+    with Engine.from_pretrained(tiny_model_path, SPEC, dtype="float32", compile=False, prefix_caching=False) as engine:
+        fresh = engine.generate(longer, params)
+        assert fresh.metrics.reused_prompt_tokens == 0
+    assert fresh.token_ids == second.token_ids
+
+
+def test_exact_reuses_whole_prefill_chunks_only(tiny_model_path):
+    with Engine.from_pretrained(tiny_model_path, dtype="float32", compile=False, exact=True) as engine:
+        ids = [5 + i % 200 for i in range(700)]
+        first = engine.generate(ids, SamplingParams(max_tokens=4, ignore_eos=True))
+        second = engine.generate([*ids, 9], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert first.metrics.reused_prompt_tokens == 0
+        assert second.metrics.reused_prompt_tokens == 512
+
+
+# NaN
+
+
+def test_logits_that_are_not_finite_end_their_row_alone(tiny_model_path):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with Engine.from_pretrained(tiny_model_path, SPEC, dtype="float32", compile=False, max_batch_size=2) as engine:
+        poisoned = 17
+        good = [p for p in engine.tokenizer("one two three")["input_ids"] if p != poisoned]
+        expected = engine.generate(good, params)
+        assert poisoned not in expected.token_ids
+        engine._target.model.weights.embedding[poisoned] = math.nan
+        bad, fine = engine.generate([[poisoned, 20, 21], good], params)
+        assert (bad.finish_reason, bad.token_ids) == ("error", ())
+        assert "not finite at position 3" in bad.error
+        assert fine.token_ids == expected.token_ids
+        again = engine.generate([good, [20, 21, poisoned]], params)
+        assert again[0].token_ids == expected.token_ids
+        assert again[1].finish_reason == "error"
+
+
+# Log-probabilities and metrics
+
+
+def test_logprobs_are_the_raw_log_softmax(engine, tiny_model_path):
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_model_path).eval()
+    result = engine.generate("one two three, one two", SamplingParams(max_tokens=20, ignore_eos=True, logprobs=3))
+    ids = torch.tensor([[*result.prompt_token_ids, *result.token_ids]])
+    with torch.no_grad():
+        expected = model(ids).logits[0, len(result.prompt_token_ids) - 1 : -1].log_softmax(-1)
+    assert len(result.logprobs) == 20
+    for entry, token, row in zip(result.logprobs, result.token_ids, expected, strict=True):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        values, indices = row.topk(3)
+        assert [t for t, _ in entry.top] == indices.tolist()
+        assert [v for _, v in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
+    plain = engine.generate("one two three, one two", SamplingParams(max_tokens=20, ignore_eos=True))
+    assert plain.logprobs is None
+    assert plain.token_ids == result.token_ids
+
+
+def test_metrics_add_up(engine):
+    result = engine.generate("one two three, one two", SamplingParams(max_tokens=40, ignore_eos=True))
+    m = result.metrics
+    assert m.output_tokens == 40
+    assert len(m.round_pairs) == m.rounds
+    assert sum(p for p, _ in m.round_pairs) == m.proposed_tokens
+    assert sum(a for _, a in m.round_pairs) == m.accepted_tokens
+    assert m.accepted_tokens + m.rounds >= 40
+    assert all(a <= p <= 4 for p, a in m.round_pairs)
+    assert m.mean_acceptance_length == pytest.approx(1 + m.accepted_tokens / m.rounds)
+    assert len(m.inter_token_latencies) == 39
+    assert 0 < m.time_to_first_token <= m.total_time
+
+
+@pytest.mark.parametrize("level", ["none", "summary"])
+def test_metrics_can_be_less(tiny_model_path, level):
+    with Engine.from_pretrained(tiny_model_path, compile=False, metrics=level) as engine:
+        metrics = engine.generate("one", SamplingParams(max_tokens=3)).metrics
+    assert (metrics is None) == (level == "none")
+    if metrics is not None:
+        assert metrics.round_pairs is None
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ([3, 100000], "token id 100000 at position 1 of the prompt is outside the vocabulary, which is 0 to"),
+        ([3, -1], "token id -1 at position 1"),
+        ([1] * 512, "the prompt has 512 tokens; max_model_len is 512 .* at most 511 are accepted"),
+        (3.5, "a prompt is a string, a list of token ids, or a list of chat messages"),
+        ([3, "a"], "the list holds 'a'"),
+        ([{"role": "user"}], "chat message 0 must have a 'role' and a 'content'"),
+        (["one", ""], "the prompt is empty"),
+    ],
+    ids=str,
+)
+def test_bad_prompts_are_refused_before_anything_runs(engine, prompt, message, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine._core), "step", lambda core: pytest.fail("something ran"))
+        with pytest.raises(RequestError, match=message):
+            engine.generate(prompt)
+        if not isinstance(prompt, list) or "one" not in prompt:
+            with pytest.raises(RequestError, match=message):
+                engine.stream(prompt)
+    assert len(engine.generate("one", SamplingParams(max_tokens=2, ignore_eos=True)).token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dtype": "float8"}, ConfigError, "dtype must be one of auto, float32, bfloat16, float16; got 'float8'"),
+        ({"device": "tpu9"}, ConfigError, "device must be cpu or auto, got 'tpu9'"),
+        ({"device": "cuda"}, NotAvailableError, "device 'cuda' is not available in this version"),
+        ({"max_model_len": 1}, ConfigError, "max_model_len must be an integer of at least 2, got 1"),
+        ({"max_model_len": 5000}, ConfigError, "max_model_len is 5000, but the model was made for at most 1024"),
+        ({"max_batch_size": 0}, ConfigError, "max_batch_size must be an integer of at least 1, got 0"),
+        ({"batch_buckets": [1, 2]}, ConfigError, r"\(2\) must hold max_batch_size \(4\)"),
+        ({"executor": "loop"}, ValueError, "executor 'loop' cannot be used on cpu"),
+        ({"metrics": "all"}, ConfigError, "metrics must be one of none, summary, detailed; got 'all'"),
+        ({"attention_backend": "x"}, ConfigError, "attention_backend must be one of auto, sdpa; got 'x'"),
+        ({"compile": 1}, ConfigError, "compile must be True or False, got 1"),
+        ({"speculative_config": {"method": "eagle3", "model": "x"}}, NotAvailableError, "'eagle3'"),
+        ({"speculative_config": {"method": "ngrams"}}, ConfigError, "ngram"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16}, "exact": True},
+            ConfigError,
+            "at most 15 speculative tokens, got 16",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused_before_weights_are_read(tiny_model_path, options, error, message, monkeypatch):
+    monkeypatch.setattr("draftgraph.runtime.loading.load_model", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(error, match=message):
+        Engine.from_pretrained(tiny_model_path, **options)
+
+
+def test_a_closed_engine_says_so(tiny_model_path):
+    engine = Engine.from_pretrained(tiny_model_path, compile=False)
+    stream = engine.stream("one")
+    engine.close()
+    engine.close()
+    for use in (lambda: engine.generate("one"), lambda: engine.stream("one"), engine.warmup, lambda: next(stream)):
+        with pytest.raises(DraftgraphError, match="the engine is closed"):
+            use()
+
+
+def test_warmup_reports_progress_and_changes_nothing(tiny_model_path):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with Engine.from_pretrained(tiny_model_path, SPEC, dtype="float32", compile=False, max_batch_size=2) as engine:
+        calls: list[tuple[int, int]] = []
+        before = engine.generate("one two three", params).token_ids
+        engine.warmup(lambda done, total, what: calls.append((done, total)))
+        after = engine.generate("one two three", params)
+    assert calls[-1][0] == calls[-1][1] == len(calls) - 1
+    assert after.token_ids == before
+    assert after.metrics.reused_prompt_tokens > 0

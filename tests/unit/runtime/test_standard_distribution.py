@@ -1,0 +1,105 @@
+"""Standard verification gives the target's own distribution, measured through the whole engine."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from draftgraph import Engine, SamplingParams
+
+VOCABULARY = 6
+SAMPLES = 6000
+PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+FILTERS = [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.3, "top_k": 4, "min_p": 0.05}]
+
+
+@pytest.fixture(scope="module")
+def small_vocabulary_path(tmp_path_factory, tiny_model_path):
+    """A random Llama over 6 tokens; its tokenizer knows more, which does no harm."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("tiny") / "six"
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.4,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    AutoTokenizer.from_pretrained(tiny_model_path).save_pretrained(path)
+    return path
+
+
+def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarray:
+    """The probability of each continuation of PROMPT by `length` tokens, from transformers' logits."""
+    from transformers import LlamaForCausalLM
+    from transformers.generation import LogitsProcessorList
+    from transformers.generation.logits_process import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    model = LlamaForCausalLM.from_pretrained(path).eval()
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(options["temperature"])])
+    if "top_k" in options:
+        warpers.append(TopKLogitsWarper(int(options["top_k"])))
+    if "top_p" in options:
+        warpers.append(TopPLogitsWarper(options["top_p"]))
+    if "min_p" in options:
+        warpers.append(MinPLogitsWarper(options["min_p"]))
+    continuations = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=length)))
+    ids = torch.cat((torch.tensor(PROMPT).expand(len(continuations), -1), continuations), dim=1)
+    with torch.no_grad():
+        logits = model(ids).logits
+    total = torch.ones(len(continuations), dtype=torch.float64)
+    for i in range(length):
+        place = len(PROMPT) + i - 1
+        p = warpers(ids[:, : place + 1], logits[:, place]).double().softmax(-1)
+        total *= p.gather(1, continuations[:, i : i + 1])[:, 0]
+    assert float(total.sum()) == pytest.approx(1.0)
+    return total.numpy()
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, options, method):
+    spec = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 1,
+        "rejection_sample_method": method,
+    }
+    params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1000, n=SAMPLES, **options)
+    with Engine.from_pretrained(
+        small_vocabulary_path, spec, dtype="float32", compile=False, max_batch_size=16
+    ) as engine:
+        results = engine.generate(PROMPT, params)
+    accepted = sum(r.metrics.accepted_tokens for r in results)
+    rejected = sum(r.metrics.proposed_tokens for r in results) - accepted
+    assert min(accepted, rejected) > SAMPLES // 20, "both branches must have been taken"
+
+    exact = exact_distribution(small_vocabulary_path, 3, options)
+    observed = np.zeros_like(exact)
+    for result in results:
+        a, b, c = result.token_ids
+        observed[(a * VOCABULARY + b) * VOCABULARY + c] += 1 / SAMPLES
+    assert (observed[exact == 0] == 0).all()
+    distance = 0.5 * np.abs(observed - exact).sum()
+    # Under the null hypothesis E|observed - exact| <= sqrt(exact (1 - exact) / N) per cell, and the sum
+    # concentrates: changing one sample moves the distance by 1 / N at most (McDiarmid).
+    bound = 0.5 * np.sqrt(exact * (1 - exact) / SAMPLES).sum() + np.sqrt(np.log(1e6) / (2 * SAMPLES))
+    assert distance < bound
