@@ -44,4 +44,4 @@ def options(
 
 def main() -> None:
     """Runs the command line and exits."""
-    app()
+    app(prog_name="draftgraph")

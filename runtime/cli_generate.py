@@ -116,19 +116,18 @@ def generate(
     # With --json nothing but the document may reach standard output, whatever a library prints.
     silence = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with silence:
-        with terminal_progress() as progress:
-            engine = engine_class().from_pretrained(
-                model,
-                speculation,
-                dtype=dtype,
-                device=device,
-                max_model_len=max_model_len,
-                max_batch_size=max(1, min(n, 4)),
-                compile=compile_,
-                exact=exact,
-                executor=executor,
-                metrics="detailed" if as_json else "summary",
-            )
+        engine = engine_class().from_pretrained(
+            model,
+            speculation,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_batch_size=max(1, min(n, 4)),
+            compile=compile_,
+            exact=exact,
+            executor=executor,
+            metrics="detailed" if as_json else "summary",
+        )
         with engine:
             request = _request(engine, text, chat, system)
             with terminal_progress() as progress:
