@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from draftgraph.graphs.state import DecodeState, StateShape
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from draftgraph.graphs.state import DecodeState, StateShape
 
 
 def clone(args: Sequence[Any]) -> list[Any]:
@@ -31,9 +32,7 @@ def assert_same_effect(op: Callable[..., Any], reference: Callable[..., Any], ar
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Integers that differ when the tensor's bits do: also for NaN and the two zeros."""
     return (
-        tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
-        if tensor.is_floating_point()
-        else tensor
+        tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()]) if tensor.is_floating_point() else tensor
     )
 
 
