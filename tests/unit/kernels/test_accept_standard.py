@@ -5,11 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from draftgraph.graphs.state import DecodeState, StateShape
-from draftgraph.kernels.accept_coupled import accept_coupled_reference
-from draftgraph.kernels.accept_standard import accept_standard, accept_standard_reference
-from draftgraph.kernels.elementary import exp
-from draftgraph.kernels.sample_target import sample_target_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import (
@@ -20,6 +15,12 @@ from op_checks import (
     set_sampling_parameters,
 )
 from scipy import stats
+
+from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.accept_coupled import accept_coupled_reference
+from draftgraph.kernels.accept_standard import accept_standard, accept_standard_reference
+from draftgraph.kernels.elementary import exp
+from draftgraph.kernels.sample_target import sample_target_reference
 
 BOTH = pytest.mark.parametrize("accept", [accept_standard, accept_standard_reference])
 

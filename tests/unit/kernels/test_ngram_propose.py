@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftgraph.kernels import ngram_propose as module
-from draftgraph.kernels.ngram_propose import ngram_propose, ngram_propose_reference, reset_ngram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, check_registration
+
+from draftgraph.kernels import ngram_propose as module
+from draftgraph.kernels.ngram_propose import ngram_propose, ngram_propose_reference, reset_ngram
 
 
 def oracle(row: list[int], num_drafts: int, min_n: int, max_n: int) -> list[int]:

@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftgraph.graphs.state import DecodeState, StateShape
-from draftgraph.kernels.philox import TARGET, gumbel
-from draftgraph.kernels.sample_target import sample_target, sample_target_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import (
@@ -27,6 +24,10 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.philox import TARGET, gumbel
+from draftgraph.kernels.sample_target import sample_target, sample_target_reference
 
 BOTH = pytest.mark.parametrize("sample", [sample_target, sample_target_reference])
 
