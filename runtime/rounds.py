@@ -190,7 +190,6 @@ class RoundBuilder:
                 s.emitted,
                 s.accepted,
                 s.failed,
-                s.draft_count,
                 s.cu_tokens[: bucket + 1],
                 s.slot_of_row[:bucket],
                 s.stop_token_ids,
