@@ -31,6 +31,10 @@ PROMPT = """Write this list again, exactly as it is:
 """The answer repeats its prompt, as edits, summaries and code changes do: what prompt lookup is good at."""
 
 
+_PROMPT_ROOM = 256
+"""Tokens set aside for the prompt, which has 130 to 150 in the vocabularies of the supported families."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One way of answering the prompt."""
@@ -57,7 +61,7 @@ def demo(
     params = SamplingParams(max_tokens=max_tokens)
     console = standard_output()
     directory = resolve_model(model)
-    console.print(f"[bold]{model}[/bold], from {model_source(directory)}", highlight=False)
+    console.print(f"[bold]{model}[/bold], from {model_source(directory)}", highlight=False, soft_wrap=True)
     console.print(PROMPT, style="dim", markup=False, highlight=False)
     runs = [
         Run(name=name, result=_answer(console, name, directory, config, params))
@@ -78,7 +82,8 @@ def _answer(
 ) -> GenerationResult:
     """Loads an engine, streams the answer to the console, and lets the engine go."""
     result = None
-    with engine_class().from_pretrained(directory, config, max_batch_size=1, max_model_len=1024) as engine:
+    room = _PROMPT_ROOM + params.max_tokens
+    with engine_class().from_pretrained(directory, config, max_batch_size=1, max_model_len=room) as engine:
         with terminal_progress() as progress:
             engine.warmup(named(progress, f"warming up: {name}"))
         console.rule(name)

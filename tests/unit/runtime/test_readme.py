@@ -19,7 +19,7 @@ def python_blocks():
             yield pytest.param(document, line, match[1], id=f"{document}:{line}", marks=marks)
 
 
-@pytest.mark.parametrize(("document", "line", "source"), python_blocks())
+@pytest.mark.parametrize(("document", "line", "source"), list(python_blocks()))
 def test_examples_run(document, line, source, monkeypatch, capsys):
     # Compiling takes longer than the examples, and changes nothing about them.
     eager = functools.partial(Engine.from_pretrained, compile=False)
