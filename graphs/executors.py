@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +23,11 @@ class Executor(Protocol):
     def run(self, program: Program) -> None:
         """Runs the whole program."""
 
-    def rounds(self, program: Program) -> Iterator[None]:
-        """Runs a program whose root is a `While`; yields whenever the host may look at what was published."""
+    def rounds(self, program: Program) -> Generator[None, None, None]:
+        """Runs a program whose root is a `While`; yields whenever the host may look at what was published.
+
+        Closing the generator leaves the loop at the end of the round under way; the host has set `pause` before.
+        """
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -28,7 +28,7 @@ class HostExecutor:
         with torch.inference_mode():
             self._run(program.root, program.state)
 
-    def rounds(self, program: Program) -> Iterator[None]:
+    def rounds(self, program: Program) -> Generator[None, None, None]:
         """Runs a program whose root is a `While`, pausing after each iteration.
 
         The caller may read what the state publishes at each pause, and may close the iterator there to leave

@@ -96,9 +96,7 @@ def new_entry(key: str, *, need_bytes: int, note: Mapping[str, Any]) -> Iterator
             shutil.rmtree(final, ignore_errors=True)
             model.rename(final)
         except OSError as error:
-            raise FetchError(
-                f"cannot write {key!r} to the cache {root}: {error.strerror or error}"
-            ) from error
+            raise FetchError(f"cannot write {key!r} to the cache {root}: {error.strerror or error}") from error
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 

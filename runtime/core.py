@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +42,7 @@ class CorePlan:
 class _Loop:
     """The decoding loop under way: an executor's iterator over one program, and for whom it runs."""
 
-    rounds: Iterator[None]
+    rounds: Generator[None, None, None]
     version: int
     logprobs: bool
     rows: list[Request] = field(default_factory=list)
@@ -208,8 +208,7 @@ class EngineCore:
         loop, self._loop = self._loop, None
         if loop is not None:
             self.state.pause.fill_(True)
-            for _ in loop.rounds:
-                pass
+            loop.rounds.close()
 
     def _deliver(self, request: Request, now: float) -> None:
         delivery = self._mailbox.collect(request.slot)

@@ -29,6 +29,8 @@ Answer = GenerationResult | tuple[GenerationResult, ...]
 """One result; with `SamplingParams.n` above 1, a tuple of n."""
 
 _SEED_SPAN = 2**64
+_TAIL = 4
+"""Prompt tokens given to the detokenizer as context; enough for any incomplete character."""
 
 
 class Engine:
@@ -188,7 +190,9 @@ class Engine:
                 index=index,
                 limit=min(len(ids) + params.max_tokens, target.max_model_len),
                 stop_token_ids=tuple(dict.fromkeys(stop)),
-                detokenizer=IncrementalDetokenizer(self.tokenizer, stop=tuple(params.stop)),
+                detokenizer=IncrementalDetokenizer(
+                    self.tokenizer, prompt_tail_ids=ids[-_TAIL:], stop=tuple(params.stop)
+                ),
             )
             for index in range(params.n)
         ]

@@ -86,7 +86,7 @@ class EngineConfig:
         if self.dtype == "auto":
             return torch.bfloat16 if has_fast_bfloat16(self.torch_device) else torch.float32
         dtype = _DTYPES.get(self.dtype) if isinstance(self.dtype, str) else self.dtype
-        if dtype not in _DTYPES.values():
+        if dtype is None or dtype not in _DTYPES.values():
             raise ConfigError(f"dtype must be one of auto, {', '.join(_DTYPES)}; got {self.dtype!r}")
         return dtype
 

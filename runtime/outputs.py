@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, natural logarithm, after temperature and filters."""
+    """Log-probabilities at one output position: natural logarithm, of the logits before temperature and filters."""
 
     token_id: int
     logprob: float
@@ -112,9 +112,9 @@ class RequestMetrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed: the tokens after the first over the time since it. 0 for fewer than two tokens."""
-        elapsed = sum(self.inter_token_latencies)
-        return len(self.inter_token_latencies) / elapsed if elapsed > 0 else 0.0
+        """Decoding speed: the tokens after the first burst over the time since it. 0 for a single burst."""
+        waits = list(itertools.dropwhile(lambda wait: wait == 0.0, self.inter_token_latencies))
+        return len(waits) / sum(waits) if waits else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, the derived ones included, in types that JSON has."""

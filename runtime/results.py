@@ -29,15 +29,14 @@ def record_tokens(request: Request, tokens: list[int], now: float) -> bool:
 
     Returns whether a stop string came up; then only the tokens up to the one that completes it were added.
     """
-    stopped_before = request.detokenizer.stop_reason
-    assert stopped_before is None, "a stopped request gets no more tokens"
     piece = request.detokenizer.push(tokens)
-    kept = request.detokenizer.kept if request.detokenizer.stop_reason is not None else len(tokens)
-    request.token_ids.extend(tokens[:kept])
-    request.arrivals.append((now, kept))
+    match = request.detokenizer.match
+    kept = tokens if match is None else tokens[: match.kept_tokens]
+    request.token_ids.extend(kept)
+    request.arrivals.append((now, len(kept)))
     request.text.append(piece)
-    request.chunks.append(StreamChunk(text=piece, token_ids=tuple(tokens[:kept]), index=request.index))
-    return request.detokenizer.stop_reason is not None
+    request.chunks.append(StreamChunk(text=piece, token_ids=tuple(kept), index=request.index))
+    return match is not None
 
 
 def finish_request(
@@ -52,15 +51,16 @@ def finish_request(
     """Makes the request's result and its last chunk; reads the counters that the device kept."""
     tail = request.detokenizer.finish()
     request.text.append(tail)
-    stop_reason: str | int | None = request.detokenizer.stop_reason
-    if reason == "stop" and stop_reason is None and request.token_ids:
-        stop_reason = request.token_ids[-1]
+    match = request.detokenizer.match
+    stop_reason: str | int | None = None
+    if reason == "stop":
+        stop_reason = match.string if match is not None else request.token_ids[-1]
     request.result = GenerationResult(
         text="".join(request.text),
         token_ids=tuple(request.token_ids),
         finish_reason=reason,
         error=error,
-        stop_reason=stop_reason if reason == "stop" else None,
+        stop_reason=stop_reason,
         logprobs=_logprobs(request, logprobs),
         metrics=None if metrics == "none" else _metrics(request, state, detailed=metrics == "detailed"),
         prompt_token_ids=request.prompt_ids,

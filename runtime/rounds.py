@@ -16,7 +16,8 @@ import torch
 
 from ..graphs import DecodeState, Node, Program, Sequence, Step, Switch, While
 from ..kernels.commit import commit
-from ..kernels.plan_window import pack_prefill, pack_window, plan_window
+from ..kernels.pack_window import pack_prefill, pack_window
+from ..kernels.plan_window import plan_window
 from ..kernels.record_logprobs import record_logprobs
 from ..kernels.window import Window
 from ..model_zoo.decoder import DecoderModel, KvCache
@@ -189,7 +190,6 @@ class RoundBuilder:
                 s.emitted,
                 s.accepted,
                 s.failed,
-                s.draft_count,
                 s.cu_tokens[: bucket + 1],
                 s.slot_of_row[:bucket],
                 s.stop_token_ids,

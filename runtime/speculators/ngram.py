@@ -8,7 +8,7 @@ import torch
 
 from ...graphs import DecodeState
 from ...graphs.buckets import power_of_two_at_least
-from ...kernels.ngram_propose import ngram_propose
+from ...kernels.ngram_propose import ngram_propose, reset_ngram
 from .base import BaseSpeculator
 
 
@@ -59,5 +59,4 @@ class NgramSpeculator(BaseSpeculator):
 
     def admit(self, slot: int) -> None:
         """Empties the slot's index."""
-        self._heads[slot].zero_()
-        self._indexed[slot] = 0
+        reset_ngram(self._heads, self._indexed, slot)

@@ -1,6 +1,6 @@
 """Speed on SmolLM2-135M in bfloat16, as ratios inside one run: against transformers, and against our own plain.
 
-    pytest tests/bench --benchmark-enable
+pytest tests/bench --benchmark-enable
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def contenders(smollm2_path):
     try:
         with (
             Engine.from_pretrained(smollm2_path, **common) as plain,
-            Engine.from_pretrained(
-                smollm2_path, {"method": "ngram", "num_speculative_tokens": 8}, **common
-            ) as ngram,
+            Engine.from_pretrained(smollm2_path, {"method": "ngram", "num_speculative_tokens": 8}, **common) as ngram,
         ):
             plain.warmup()
             ngram.warmup()
@@ -97,9 +95,7 @@ def contenders(smollm2_path):
 
 
 def report(benchmark, contenders: dict[str, Contender], fast: str, slow: str, least: float) -> None:
-    ratio = statistics.median(
-        a / b for a, b in zip(contenders[fast].rates, contenders[slow].rates, strict=True)
-    )
+    ratio = statistics.median(a / b for a, b in zip(contenders[fast].rates, contenders[slow].rates, strict=True))
     benchmark.extra_info.update({name: round(c.rate, 1) for name, c in contenders.items()}, ratio=round(ratio, 2))
     print(f"\n{fast} / {slow}: {ratio:.2f} (at least {least}); tokens/s: {benchmark.extra_info}")
     assert ratio >= least

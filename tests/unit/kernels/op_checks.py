@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from draftgraph.graphs.state import DecodeState, StateShape
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from draftgraph.graphs.state import DecodeState, StateShape
 
 
 def clone(args: Sequence[Any]) -> list[Any]:
@@ -30,9 +32,7 @@ def assert_same_effect(op: Callable[..., Any], reference: Callable[..., Any], ar
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Integers that differ when the tensor's bits do: also for NaN and the two zeros."""
     return (
-        tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
-        if tensor.is_floating_point()
-        else tensor
+        tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()]) if tensor.is_floating_point() else tensor
     )
 
 
@@ -178,3 +178,13 @@ def random_round(
         state.accepted[state.slot_of_row[row]] = accepted
     state.logits.copy_(3 * torch.randn(width, vocab, generator=generator))
     return state, bucket
+
+
+def set_sampling_parameters(state: DecodeState, seed: int) -> None:
+    """Random sampling parameters, many of them at the value that disables them."""
+    rng = np.random.default_rng(seed)
+    for slot in range(state.temperature.shape[0]):
+        state.temperature[slot] = rng.choice([0.0, 1.0, rng.uniform(0.1, 3)])
+        state.top_k[slot] = int(rng.choice([0, 1, 2, 5, state.shape.vocab_size, 1000]))
+        state.top_p[slot] = rng.choice([1.0, 0.0, rng.uniform(0.01, 0.99)])
+        state.min_p[slot] = rng.choice([0.0, 1.0, rng.uniform(0.001, 0.9)])

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from draftgraph.graphs.state import DecodeState
-from draftgraph.kernels.accept_coupled import accept_coupled, accept_coupled_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
+
+from draftgraph.graphs.state import DecodeState
+from draftgraph.kernels.accept_coupled import accept_coupled, accept_coupled_reference
 
 BOTH = pytest.mark.parametrize("accept", [accept_coupled, accept_coupled_reference])
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
+
 from draftgraph.graphs import state as state_module
 from draftgraph.graphs.state import DecodeState
 from draftgraph.kernels import commit as commit_module
 from draftgraph.kernels.commit import commit, commit_reference
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
 
 
 def arguments(state: DecodeState, bucket: int) -> list[Any]:
@@ -59,9 +60,7 @@ def test_codes_are_those_of_the_state() -> None:
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), num_drafts=st.integers(0, 4))
 @settings(max_examples=300, deadline=None)
 def test_cpu_equals_reference(seed: int, rows: int, num_drafts: int) -> None:
-    assert_same_effect(
-        commit, commit_reference, arguments(*random_round(seed, rows=rows, num_drafts=num_drafts))
-    )
+    assert_same_effect(commit, commit_reference, arguments(*random_round(seed, rows=rows, num_drafts=num_drafts)))
 
 
 BOTH = pytest.mark.parametrize("run", [commit, commit_reference])

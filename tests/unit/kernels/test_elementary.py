@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from draftgraph.kernels import elementary
 from op_checks import bits, check_capture_safe
+
+from draftgraph.kernels import elementary
 
 RNG = np.random.default_rng(0)
 
@@ -25,9 +26,7 @@ def log1p_inputs() -> np.ndarray:
 
 
 def exp_inputs() -> np.ndarray:
-    return np.concatenate([RNG.uniform(-87, 88, 300_000), RNG.uniform(-1, 1, 100_000), [0.0]]).astype(
-        np.float32
-    )
+    return np.concatenate([RNG.uniform(-87, 88, 300_000), RNG.uniform(-1, 1, 100_000), [0.0]]).astype(np.float32)
 
 
 CASES = [

@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
+
 from draftgraph.graphs.state import DecodeState
 from draftgraph.kernels.pack_window import (
     pack_prefill,
@@ -12,9 +16,6 @@ from draftgraph.kernels.pack_window import (
     pack_window,
     pack_window_reference,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
 
 
 def window_arguments(state: DecodeState, bucket: int) -> list[Any]:

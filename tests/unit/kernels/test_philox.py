@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from draftgraph.kernels import philox
 from op_checks import bits, check_capture_safe
 from scipy import stats
+
+from draftgraph.kernels import philox
 
 MASK = 0xFFFFFFFF
 
@@ -53,8 +54,7 @@ def test_word_layout(seed: int) -> None:
     for position, stream in ((0, 0), (17, 3), (2**31 - 1, 2)):
         words = philox.random_word(torch.tensor(seed), torch.tensor(position), stream, index)
         expected = [
-            oracle([i // 4, position, stream, 0], [seed & MASK, seed >> 32 & MASK])[i % 4]
-            for i in index.tolist()
+            oracle([i // 4, position, stream, 0], [seed & MASK, seed >> 32 & MASK])[i % 4] for i in index.tolist()
         ]
         assert words.tolist() == expected
 
@@ -66,9 +66,7 @@ def test_arrays_give_the_same_bits(seed: int, stream: int) -> None:
     for count in (1, 2, 3, 4, 5, 1000, 4099):
         index = torch.arange(count)
         expected = philox.gumbel(tensor_seed, position, stream, index)
-        assert torch.equal(
-            bits(torch.from_numpy(philox.gumbel_row(seed, 12345, stream, count))), bits(expected)
-        )
+        assert torch.equal(bits(torch.from_numpy(philox.gumbel_row(seed, 12345, stream, count))), bits(expected))
     some = torch.tensor([4098, 7, 7, 0, 2049])
     assert torch.equal(
         bits(torch.from_numpy(philox.gumbel_at(seed, 12345, stream, some.numpy()))), bits(expected[some])

