@@ -49,3 +49,17 @@ def test_the_table_in_the_readme_is_up_to_date(usages):
     assert compile_report.readme_table() == compile_report.render_table(usages), (
         "run `python -m draftgraph.kernels.compile_report --write`"
     )
+
+
+def test_a_spill_is_noticed():
+    """The same kernel with a quarter of the registers has to spill."""
+    script = (
+        "import dataclasses\n"
+        "from draftgraph.kernels.compile_report import all_specs, compile_spec\n"
+        "spec = next(s for s in all_specs() if (s.op, s.variant) == ('window_attention', '128, bf16'))\n"
+        "print(compile_spec(dataclasses.replace(spec, maxnreg=64), 'sm_90').spills)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(result.stdout) > 0
