@@ -272,22 +272,24 @@ def _window_attention_fake(
 def kernel_specs() -> list[KernelSpec]:
     """Every head size, element type and option that a model can ask for, for verifies and prefill chunks."""
     verify: dict[str, Any] = {"width": 8, "rows": 1}
-    # The second kernel differs between the two in how many splits it reads only.
-    prefill: dict[str, Any] = {"width": 256, "rows": 1, "with_combine": False}
+    prefill: dict[str, Any] = {"width": 256, "rows": 1}
+    # Where it is left out, the second kernel is like that of another size.
+    alone: dict[str, Any] = {"with_combine": False}
     specs: list[KernelSpec] = []
     for size in (64, 80, 96, 128, 192, 256):
-        specs += _specs(f"{size}, bf16", "bf16", size, size, **verify)
-        specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **(prefill | {"with_combine": size == 128}))
-    for kind in ("fp16", "fp32"):
-        specs += _specs(f"128, {kind}", kind, 128, 128, **verify)
-        specs += _specs(f"128, {kind}, prefill", kind, 128, 128, **prefill)
+        specs += _specs(f"{size}, bf16", "bf16", size, size, **verify, with_combine=size in (64, 96, 128, 256))
+        if size <= 128:  # larger ones have the same tiles in a prefill
+            specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **prefill, with_combine=size == 128)
+    specs += _specs("128, fp16", "fp16", 128, 128, **verify)
+    specs += _specs("128, fp32", "fp32", 128, 128, **verify)
+    specs += _specs("128, fp32, prefill", "fp32", 128, 128, **prefill)
     specs += _specs("256, fp32, prefill", "fp32", 256, 256, **prefill)
     specs += _specs("128, bf16, float8 cache", "bf16", 128, 128, float8=True, **verify)
-    specs += _specs("128, bf16, float8 cache, prefill", "bf16", 128, 128, float8=True, **prefill)
+    specs += _specs("128, bf16, float8 cache, prefill", "bf16", 128, 128, float8=True, **prefill, **alone)
     specs += _specs("128, bf16, tree", "bf16", 128, 128, width=64, rows=1, tree=True)
     specs += _specs("128, bf16, 16 rows", "bf16", 128, 128, width=128, rows=16)
     specs += _specs("256, bf16, sliding, soft cap, tree", "bf16", 256, 256, sliding=True, cap=True, tree=True, **verify)
-    specs += _specs("192 and 128, bf16", "bf16", 192, 128, heads=(128, 128), **verify)
+    specs += _specs("192 and 128, bf16", "bf16", 192, 128, heads=(128, 128), **verify, **alone)
     specs += _specs("576 and 512, bf16", "bf16", 576, 512, heads=(128, 1), **verify)
     specs += _specs("576 and 512, bf16, tree", "bf16", 576, 512, heads=(128, 1), tree=True, width=64, rows=1)
     specs += _specs("576 and 512, bf16, float8 cache", "bf16", 576, 512, heads=(16, 1), float8=True, **verify)
