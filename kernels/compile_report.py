@@ -83,12 +83,13 @@ def compile_spec(spec: KernelSpec, target: str) -> Usage:
     if unknown or missing:
         raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
     gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
-    constants = {**spec.constants, **(spec.hip_constants if gpu.backend == "hip" else {})}
     options: dict[str, Any] = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    if spec.hip_num_warps is not None and gpu.backend == "hip":
+        options["num_warps"] = spec.hip_num_warps
     if spec.maxnreg is not None and gpu.backend == "cuda":
         options["maxnreg"] = spec.maxnreg
     compiled = triton.compile(
-        ASTSource(spec.kernel, signature, constants, attributes),
+        ASTSource(spec.kernel, signature, dict(spec.constants), attributes),
         target=gpu,
         options=options,
     )

@@ -7,7 +7,7 @@ as it is. So a kernel's body may name `tl` freely, and nothing else at the top l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,9 +135,9 @@ class KernelSpec:
     16 bytes; append `:16` to an integer that it passes as a multiple of 16."""
     constants: Mapping[str, Any]
     """The `constexpr` arguments, and those that are None or 1 at launch."""
-    hip_constants: Mapping[str, Any] = field(default_factory=dict)
-    """Those that differ on AMD."""
     num_warps: int = 4
+    hip_num_warps: int | None = None
+    """On AMD, if others."""
     num_stages: int = 2
     maxnreg: int | None = None
     """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""

@@ -13,14 +13,12 @@ from .float8 import dequantize
 from .registration import define_op
 from .triton_support import KernelSpec
 from .window_attention_triton import (
-    MAX_REGISTERS,
-    NUM_STAGES,
-    NUM_WARPS,
     OPERANDS,
     attend_kernel,
     combine_config,
     combine_kernel,
     launch_config,
+    launch_options,
     window_attention_triton,
 )
 
@@ -284,6 +282,7 @@ def kernel_specs() -> list[KernelSpec]:
     specs += _specs("128, fp32", "fp32", 128, 128, **verify)
     specs += _specs("128, fp32, prefill", "fp32", 128, 128, **prefill)
     specs += _specs("256, fp32, prefill", "fp32", 256, 256, **prefill)
+    specs += _specs("576 and 512, fp32", "fp32", 576, 512, heads=(16, 1), **verify, **alone)
     specs += _specs("128, bf16, float8 cache", "bf16", 128, 128, float8=True, **verify)
     specs += _specs("128, bf16, float8 cache, prefill", "bf16", 128, 128, float8=True, **prefill, **alone)
     specs += _specs("128, bf16, tree", "bf16", 128, 128, width=64, rows=1, tree=True)
@@ -324,6 +323,7 @@ def _specs(
         value_dim=value_dim,
         bytes_each=element,
     )
+    options = launch_options(constants, element, False)
     shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
     shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
     shared |= {"context": "i32:16", "partial_size": "i32:16"}
@@ -342,7 +342,7 @@ def _specs(
     arguments |= {"scale": "fp32", "soft_cap": "fp32"}
     for stride in ("query_", "query_head_", "key_slot_", "key_head_", "key_", "value_slot_", "value_head_", "value_"):
         arguments[f"{stride}stride"] = "i32:16"
-    full = constants | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind], "PRECISION": "tf32x3"}
+    full = constants | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
     if float8:
         arguments["key_scale"] = "*fp32"
     else:
@@ -361,14 +361,16 @@ def _specs(
         kernel=attend_kernel,
         arguments=arguments,
         constants=full,
-        hip_constants={"PRECISION": "ieee"},
         shape=shape,
         bytes_moved=heads_moved + cached + parts,
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
-        maxnreg=MAX_REGISTERS,
-        # Float32 heads of 256, wanted only for exactness, pass the smallest limit on NVIDIA, where more is allowed.
-        max_shared=(80 if kind == "fp32" and key_dim > 128 else 64) * 1024,
+        num_warps=options["num_warps"],
+        hip_num_warps=launch_options(constants, element, True)["num_warps"],
+        num_stages=options["num_stages"],
+        maxnreg=options["maxnreg"],
+        # Float32 latents, wanted only for exactness, pass the smallest limit on NVIDIA, which allows more, and on AMD
+        # have two registers' worth of accumulators.
+        max_shared=(72 if kind == "fp32" and key_dim > 256 else 64) * 1024,
+        max_registers=512 if kind == "fp32" and key_dim > 256 else 255,
     )
     if constants["NUM_SPLITS"] == 1 or not with_combine:
         return [attend]
@@ -378,8 +380,7 @@ def _specs(
         kernel=combine_kernel,
         arguments=shared,
         constants=combine_config(constants) | absent,
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_stages=3,
         shape=shape,
         bytes_moved=parts + width * num_heads * value_dim * element,
     )

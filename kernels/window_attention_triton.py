@@ -19,12 +19,8 @@ _PROGRAMS = 512
 _MAX_SPLITS = 128
 OPERANDS: dict[str, Any] = {} if tl is None else {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 """Types in which products are taken."""
-NUM_WARPS = 4
-NUM_STAGES = 2
 MAX_REGISTERS = 255
-_NVIDIA_OPTIONS = {"maxnreg": MAX_REGISTERS} if torch.version.hip is None else {}
-_PRECISION = "ieee" if torch.version.hip is not None or INTERPRETED else "tf32x3"
-# Of products of float32 numbers: three of 10-bit mantissas on NVIDIA's tensor cores; AMD multiplies float32 as it is.
+"""Passed to ptxas, which would rather spill a little than put fewer blocks on a multiprocessor."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -85,7 +81,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     SOFT_CAP: tl.constexpr,
     SLIDING: tl.constexpr,
     OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     # One program per tile of queries, key head and split. A tile holds BLOCK_M of one row's (token, head of the group)
     # pairs, token by token. Which row and which of its tiles this program has follows from the rows' token counts.
@@ -147,10 +142,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         # What is not loaded counts as zero: the cache may hold anything where nothing was written.
         loaded = (place >= left) & (place < stop)
         key_1 = _load_keys(keys, place, key_stride, loaded, 0, KEY_1, KEY_DIM, OPERAND)
-        score = tl.dot(query_1, tl.trans(key_1), input_precision=PRECISION)
+        score = tl.dot(query_1, tl.trans(key_1), input_precision="ieee")
         if KEY_2 > 0:
             key_2 = _load_keys(keys, place, key_stride, loaded, KEY_1, KEY_2, KEY_DIM, OPERAND)
-            score = tl.dot(query_2, tl.trans(key_2), score, input_precision=PRECISION)
+            score = tl.dot(query_2, tl.trans(key_2), score, input_precision="ieee")
         score *= scale
         if SOFT_CAP:
             score = soft_cap * (1.0 - 2.0 / (tl.exp(score * (2.0 / soft_cap)) + 1.0))
@@ -175,10 +170,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         maximum = highest
         weight = weight.to(OPERAND)
         value_1 = _load_keys(values, place, value_stride, loaded, 0, VALUE_1, VALUE_DIM, OPERAND)
-        sum_1 = tl.dot(weight, value_1, sum_1 * shrink[:, None], input_precision=PRECISION)
+        sum_1 = tl.dot(weight, value_1, sum_1 * shrink[:, None], input_precision="ieee")
         if VALUE_2 > 0:
             value_2 = _load_keys(values, place, value_stride, loaded, VALUE_1, VALUE_2, VALUE_DIM, OPERAND)
-            sum_2 = tl.dot(weight, value_2, sum_2 * shrink[:, None], input_precision=PRECISION)
+            sum_2 = tl.dot(weight, value_2, sum_2 * shrink[:, None], input_precision="ieee")
 
     value_1_at = tl.arange(0, VALUE_1)
     mask_1 = real[:, None] & (value_1_at < VALUE_DIM)[None, :]
@@ -320,7 +315,8 @@ def launch_config(
     # As many queries as a row usually has, and as the sums of their values fit in registers.
     most = 16 if bytes_each == 4 or largest > 256 else 32 if largest > 128 else 64
     block_m = min(max(16, next_power_of_2(-(-width * group // rows))), most)
-    block_n = 32 if block_m == 64 else 64
+    # Products of float32 numbers are exact, on ordinary units, with both operands in registers.
+    block_n = 16 if bytes_each == 4 else 32 if block_m == 64 else 64
     while block_n > 16 and block_n * (key_dim + value_dim) * bytes_each > 16 * 1024:
         block_n //= 2
     tiles = (width * group + rows * (block_m - 1)) // block_m
@@ -340,6 +336,13 @@ def launch_config(
     constants["KEY_1"], constants["KEY_2"] = _parts(key_dim)
     constants["VALUE_1"], constants["VALUE_2"] = _parts(value_dim)
     return constants
+
+
+def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dict[str, int]:
+    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, where float32 latents need room."""
+    large = bytes_each == 4 and constants["KEY_DIM"] > 256
+    options = {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
+    return options if hip else options | {"maxnreg": MAX_REGISTERS}
 
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:
@@ -408,6 +411,7 @@ def window_attention_triton(
     same = (key_cache.dtype,)
     check_tensor("value_cache", value_cache, dtypes=same, shape=(*sizes, value_dim), device=device, contiguous=False)
     operand = _kernel_type(_operand_type(query.dtype, key_cache.dtype))
+    bytes_each = 4 if operand == OPERANDS["fp32"] else 2
     rows, int32 = base.shape[0], (torch.int32,)
     check_tensor("base", base, dtypes=int32, shape=(None,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(rows,), device=device)
@@ -428,8 +432,9 @@ def window_attention_triton(
         context=context,
         key_dim=key_dim,
         value_dim=value_dim,
-        bytes_each=4 if operand == OPERANDS["fp32"] else 2,
+        bytes_each=bytes_each,
     )
+    options = launch_options(constants, bytes_each, torch.version.hip is not None)
     num_splits, block_m = constants["NUM_SPLITS"], constants["BLOCK_M"]
     partial_size = width * num_heads * num_splits
     partial: torch.Tensor | None = None
@@ -466,11 +471,8 @@ def window_attention_triton(
         SOFT_CAP=soft_cap > 0.0,
         SLIDING=sliding_window > 0,
         OPERAND=operand,
-        PRECISION=_PRECISION,
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
         **constants,
-        **_NVIDIA_OPTIONS,
+        **options,
     )
     if num_splits > 1:
         combine_kernel[(width, num_heads)](
@@ -486,8 +488,7 @@ def window_attention_triton(
             context,
             partial_size,
             SLIDING=sliding_window > 0,
-            num_warps=NUM_WARPS,
-            num_stages=NUM_STAGES,
+            num_warps=4,
             **combine_config(constants),
         )
     return output
