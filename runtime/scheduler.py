@@ -75,13 +75,13 @@ class Scheduler:
 
     def finish(self, request: Request, cached: tuple[int, ...]) -> None:
         """Takes a request out, wherever it stands; `cached` is what its slot can be reused for."""
-        if request in self._waiting:
+        if request.phase is Phase.WAITING:
             self._waiting.remove(request)
-        elif request in self._prefilling:
-            self._prefilling.remove(request)
-        elif request in self.decoding:
+        elif request.phase is Phase.DECODE:
             self.decoding.remove(request)
             self.version += 1
+        elif request in self._prefilling:  # unless `ready` took it out
+            self._prefilling.remove(request)
         if request.slot >= 0:
             self._slots.release(request.slot, cached)
         request.phase = Phase.DONE

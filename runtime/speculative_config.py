@@ -28,7 +28,6 @@ AVAILABLE_REJECTION_SAMPLE_METHODS = ("standard", "coupled")
 _UNAVAILABLE_OPTIONS = (
     "use_heterogeneous_vocab",
     "use_local_argmax_reduction",
-    "num_speculative_tokens_per_batch_size",
     "parallel_drafting",
     "enable_adaptive_verification",
     "dspark_draft_topk",

@@ -98,6 +98,8 @@ def test_stop_strings_cut_the_text_and_take_back_tokens(engine):
     assert len(full.text) > 12
     for start in range(2, len(full.text) - 3, 3):
         stop = full.text[start : start + 3]
+        if "\ufffd" in stop:  # half a character: how it is shown depends on what follows
+            continue
         result = engine.generate(prompt, SamplingParams(max_tokens=40, ignore_eos=True, stop=stop))
         assert result.text == full.text[: full.text.index(stop)]
         assert (result.finish_reason, result.stop_reason) == ("stop", stop)
@@ -415,9 +417,10 @@ def test_a_closed_engine_says_so(tiny_model_path):
     stream = engine.stream("one")
     engine.close()
     engine.close()
-    for use in (lambda: engine.generate("one"), lambda: engine.stream("one"), engine.warmup, lambda: next(stream)):
+    for use in (lambda: engine.generate("one"), lambda: engine.stream("one"), engine.warmup):
         with pytest.raises(DraftgraphError, match="the engine is closed"):
             use()
+    assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
 
 
 def test_warmup_reports_progress_and_changes_nothing(tiny_model_path):

@@ -298,7 +298,6 @@ class TestAvailability:
             ({"use_local_argmax_reduction": True}, r"use_local_argmax_reduction is not available"),
             ({"dspark_draft_topk": 4}, r"dspark_draft_topk is not available"),
             ({"attention_backend": "triton"}, r"attention_backend is not available"),
-            ({"num_speculative_tokens_per_batch_size": [[1, 4, 2]]}, r"per_batch_size is not available"),
         ],
     )
     def test_unavailable_options(self, options, message):
