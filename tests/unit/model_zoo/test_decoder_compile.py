@@ -26,7 +26,9 @@ def _run(model, cache, rows, width=None):
 
 
 def test_compiled_equals_eager(tmp_path) -> None:
-    tiny_model("gemma3").save_pretrained(tmp_path)
+    # One kind of layer, so that one layer graph is compiled.
+    kinds = ["sliding_attention"] * 2
+    tiny_model("gemma3", num_hidden_layers=2, layer_types=kinds).save_pretrained(tmp_path)
     eager = load_model(tmp_path, dtype=torch.float32)
     region = functools.partial(torch.compile, fullgraph=True, dynamic=False)
     compiled = DecoderModel(eager.config, eager.weights, compile_region=region)
@@ -42,6 +44,12 @@ def test_compiled_equals_eager(tmp_path) -> None:
         results.append(cache.value[:, :-1].flatten())
     for one, other in zip(results[:3], results[3:], strict=True):
         assert (one - other).abs().max() / one.abs().max() < 1e-5
+
+    # Token by token at the same width, the compiled model repeats its own logits bit for bit.
+    cache = compiled.allocate_cache(SLOTS, CONTEXT)
+    _run(compiled, cache, [(tokens[:30], 0, 1)], width=32)
+    steps = [_run(compiled, cache, [([tokens[i]], i, 1)], width=32)[:1] for i in range(30, 40)]
+    assert torch.equal(torch.cat(steps), results[3][30:40])
 
 
 def test_one_layer_graph_per_width_and_kind(tmp_path) -> None:

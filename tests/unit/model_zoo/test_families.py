@@ -137,3 +137,19 @@ def test_row_does_not_depend_on_the_pack_bit_for_bit(name, dtype, tmp_path) -> N
     first, last = results[0][:5], results[2][:5]
     assert torch.equal(first, last)
     assert torch.equal(first, results[1][4:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
+def test_token_by_token_equals_one_window_bit_for_bit(name, dtype, tmp_path) -> None:
+    tiny_model(name).save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=dtype)
+    tokens = random_tokens(100, 11)
+    results = []
+    for size in (1, 3, 8):
+        cache = model.allocate_cache(SLOTS, CONTEXT)
+        _run(model, cache, [(tokens[:52], 0, 1)], width=64)
+        windows = [(tokens[i : i + size], i, 1) for i in range(52, 100, size)]
+        results.append(torch.cat([_run(model, cache, [window], width=8) for window in windows]))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
