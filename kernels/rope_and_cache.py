@@ -55,9 +55,7 @@ def rope_and_cache_reference(
     """The specification of `rope_and_cache`."""
     width = qkv.shape[0]
     num_kv_heads, head_dim, value_dim = key_cache.shape[1], key_cache.shape[3], value_cache.shape[3]
-    query, key, value = qkv.split(
-        [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * value_dim], dim=-1
-    )
+    query, key, value = qkv.split([num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * value_dim], dim=-1)
     query = query.view(width, num_heads, head_dim)
     key = key.view(width, num_kv_heads, head_dim)
     value = value.view(width, num_kv_heads, value_dim)

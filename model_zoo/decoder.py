@@ -285,9 +285,7 @@ class DecoderModel:
             )
             if index + 1 in aux_layers:
                 states[index + 1] = hidden
-        hidden = self._norm(
-            hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset
-        )
+        hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
 

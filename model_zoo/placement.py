@@ -94,9 +94,7 @@ class WeightBuilder:
         if key not in self._weights:
             shape = (self._rows[key], *placement.shape[1:])
             spare = self._spare.get(shape)
-            self._weights[key] = (
-                spare.pop() if spare else torch.empty(shape, dtype=self._dtype, device=self._device)
-            )
+            self._weights[key] = spare.pop() if spare else torch.empty(shape, dtype=self._dtype, device=self._device)
         self._weights[key].narrow(0, placement.start, placement.shape[0]).copy_(tensor)
         self._missing[key] -= 1
         if self._missing[key] == 0 and placement.field in _MATRICES:

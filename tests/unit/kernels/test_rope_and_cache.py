@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from draftgraph.kernels.rope_and_cache import rope_and_cache
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as interleaved_rope
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as half_split_rope
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from draftgraph.kernels.rope_and_cache import rope_and_cache
 
 HEADS, KV_HEADS, DIM, CONTEXT, SLOTS = 6, 2, 16, 128, 4
 EPS = 1e-6
@@ -78,9 +79,7 @@ def test_equals_transformers(dtype, norm, rotary, interleaved, compiled) -> None
     query = torch.cat((turned_query, query[..., rotary:]), dim=-1)[0].transpose(0, 1)
     key = torch.cat((turned_key, key[..., rotary:]), dim=-1)[0].transpose(0, 1)
 
-    result, key_cache, value_cache = _run(
-        qkv, q_norm, k_norm, rotary, norm == "gemma3", interleaved, compiled
-    )
+    result, key_cache, value_cache = _run(qkv, q_norm, k_norm, rotary, norm == "gemma3", interleaved, compiled)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
     torch.testing.assert_close(result[:5], query[:5], **close)
     for token, place in enumerate(PLACES):

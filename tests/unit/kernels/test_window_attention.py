@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from draftgraph.kernels.window_attention import window_attention, window_attention_reference
 
 CONTEXT, SLOTS = 704, 4
@@ -13,9 +14,7 @@ def _int(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _case(
-    counts, bases, slots, *, heads=(6, 2), dims=(16, 16), padding=0, tree=False, dtype=torch.float32, seed=0
-):
+def _case(counts, bases, slots, *, heads=(6, 2), dims=(16, 16), padding=0, tree=False, dtype=torch.float32, seed=0):
     """Inputs of a pack of rows, everything random."""
     generator = torch.Generator().manual_seed(seed)
     cu_tokens = [0]
@@ -64,9 +63,7 @@ def _by_hand(case, sliding_window=0, soft_cap=0.0):
             keys = list(range(base)) + [base + k for k in window]
             at = list(range(base)) + [int(case["positions"][first + k]) for k in window]
             now = int(case["positions"][first + j])
-            seen = [
-                k for k, p in zip(keys, at, strict=True) if not sliding_window or p > now - sliding_window
-            ]
+            seen = [k for k, p in zip(keys, at, strict=True) if not sliding_window or p > now - sliding_window]
             for head in range(query.shape[1]):
                 key = case["key_cache"][slot, head // group, seen].double()
                 value = case["value_cache"][slot, head // group, seen].double()

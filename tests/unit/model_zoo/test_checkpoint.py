@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftgraph.model_zoo import CheckpointError, UnsupportedModelError, load_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SLOTS, pack, random_tokens, tiny_model
+
+from draftgraph.model_zoo import CheckpointError, UnsupportedModelError, load_model
 
 
 @pytest.fixture
@@ -22,9 +23,7 @@ def directory(tmp_path):
 
 def _logits(model):
     with torch.inference_mode():
-        return model.logits(
-            model.forward(pack([(random_tokens(20, 0), 0, 1)]), model.allocate_cache(SLOTS, 64))
-        )
+        return model.logits(model.forward(pack([(random_tokens(20, 0), 0, 1)]), model.allocate_cache(SLOTS, 64)))
 
 
 def _rewrite(directory, change) -> None:

@@ -6,9 +6,10 @@ import functools
 
 import pytest
 import torch
-from draftgraph.model_zoo import DecoderModel, DecoderWeights, LayerWeights, load_model
 from tiny_models import SLOTS, pack, random_tokens, tiny_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from draftgraph.model_zoo import DecoderModel, DecoderWeights, LayerWeights, load_model
 
 CONTEXT = 128
 

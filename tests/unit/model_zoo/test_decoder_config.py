@@ -6,10 +6,11 @@ import dataclasses
 import json
 
 import pytest
+from tiny_models import MODELS, tiny_model
+
 from draftgraph.model_zoo import CheckpointError, DecoderConfig, UnsupportedModelError, read_config
 from draftgraph.model_zoo.registry import FAMILIES, family_of
 from draftgraph.model_zoo.rope import RopeConfig
-from tiny_models import MODELS, tiny_model
 
 LLAMA = {
     "model_type": "llama",
@@ -72,9 +73,7 @@ def test_old_rope_keys() -> None:
 
 def test_old_gemma3_keys() -> None:
     hf = {"model_type": "gemma3_text", "rope_theta": 2e6, "rope_local_base_freq": 3e4, "num_hidden_layers": 7}
-    config = _read(
-        {**hf, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 3}
-    )
+    config = _read({**hf, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 3})
     sliding, full = "sliding_attention", "full_attention"
     assert config.layer_types == (sliding, sliding, full, sliding, sliding, full, sliding)
     assert config.rope_by_type[full] == RopeConfig(dim=256, theta=2e6, rope_type="linear", factor=8.0)

@@ -7,8 +7,9 @@ import tempfile
 
 import pytest
 import torch
-from draftgraph.model_zoo import DecoderModel, load_model
 from tiny_models import MODELS, SLOTS, pack, random_tokens, tiny_model
+
+from draftgraph.model_zoo import DecoderModel, load_model
 
 CONTEXT = 128
 
@@ -81,9 +82,9 @@ def test_greedy_text(name) -> None:
     reference, model = _models(name)
     prompt = random_tokens(17, 6)
     with torch.inference_mode():
-        expected = reference.generate(
-            torch.tensor([prompt]), max_new_tokens=30, min_new_tokens=30, do_sample=False
-        )[0, len(prompt) :].tolist()
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=30, min_new_tokens=30, do_sample=False)[
+            0, len(prompt) :
+        ].tolist()
     cache = model.allocate_cache(SLOTS, CONTEXT)
     # `min_new_tokens` forbids the end token there, so it is forbidden here.
     banned = list(model.config.eos_token_ids)
@@ -103,9 +104,7 @@ def test_hidden_states(name) -> None:
     tokens = random_tokens(30, 7)
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        hidden, states = model.forward_with_aux(
-            pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), (0, 2, 3)
-        )
+        hidden, states = model.forward_with_aux(pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), (0, 2, 3))
     for state, index in zip(states, (0, 2, 3), strict=True):
         _assert_close(state, expected[index][0])
     assert torch.equal(hidden, states[-1])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from draftgraph.model_zoo import CheckpointError, load_model
-from draftgraph.model_zoo.gguf import convert_gguf
 from tiny_models import SLOTS, pack
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from draftgraph.model_zoo import CheckpointError, load_model
+from draftgraph.model_zoo.gguf import convert_gguf
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draftgraph.model_zoo.errors import UnsupportedModelError
-from draftgraph.model_zoo.rope import RopeConfig, inverse_frequencies, rope_tables
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from draftgraph.model_zoo.errors import UnsupportedModelError
+from draftgraph.model_zoo.rope import RopeConfig, inverse_frequencies, rope_tables
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
 PARAMETERS = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+
 from draftgraph.kernels.window import Window
 
 VOCAB = 320
