@@ -1,0 +1,47 @@
+"""What the Triton kernels share, as far as it needs no kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from draftgraph.kernels.triton_support import check_tensor, next_power_of_2, workspace
+
+
+def test_next_power_of_2():
+    assert [next_power_of_2(size) for size in (0, 1, 2, 3, 4, 5, 576)] == [1, 1, 2, 4, 4, 8, 1024]
+
+
+def test_a_workspace_is_one_buffer_per_name_type_and_size_class():
+    cpu = torch.device("cpu")
+    buffer = workspace("test op", 100, torch.float32, cpu)
+    assert buffer.numel() == 128
+    assert workspace("test op", 128, torch.float32, cpu) is buffer
+    assert workspace("test op", 129, torch.float32, cpu) is not buffer
+    assert workspace("another op", 100, torch.float32, cpu) is not buffer
+    assert workspace("test op", 100, torch.int32, cpu) is not buffer
+    assert workspace("test op", 65, torch.float32, cpu) is buffer
+
+
+def test_a_launch_on_cpu_tensors_is_refused_outside_the_interpreter():
+    with pytest.raises(ValueError, match="query is on cpu: the Triton kernels take cuda tensors"):
+        check_tensor("query", torch.zeros(2), dtypes=(torch.float32,), shape=(2,))
+
+
+def test_the_ops_work_without_triton():
+    """As on machines that Triton has no build for."""
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from draftgraph.kernels import compact_path, compile_report, rope_and_cache, triton_support, window_attention
+assert triton_support.triton is None
+cache = torch.arange(12.0).reshape(1, 1, 1, 4, 3)
+index = [torch.tensor(i, dtype=torch.int32) for i in ([[1, 2]], [2], [0], [0])]
+compact_path.compact_path(cache, cache.clone(), *index)
+assert cache[0, 0, 0, 0].tolist() == [3.0, 4.0, 5.0]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
