@@ -104,9 +104,7 @@ def accept_standard_reference(
             weight = weight - draft_probs[slots, index[:, 0]]
             score = torch.where(weight > 0.0, log(weight.clamp_min(_LEAST_NORMAL)), -torch.inf)
         has_mass = score.amax(1) > -torch.inf
-        noise = gumbel(
-            key, positions[final][:, None] + 1, RESIDUAL, torch.arange(vocab, device=logits.device)
-        )
+        noise = gumbel(key, positions[final][:, None] + 1, RESIDUAL, torch.arange(vocab, device=logits.device))
         residual = (score + noise).argmax(1)
         last_token = torch.where(rejected & has_mass & ~greedy, residual.int(), last_token)
 

@@ -72,9 +72,7 @@ def random_word(seed: torch.Tensor, position: torch.Tensor, stream: int, index: 
     """
     seed, position, index = seed.long(), position.long() & _MASK, index.long()
     zero = torch.zeros_like(position)
-    words = philox_4x32(
-        ((index >> 2) & _MASK, position, zero + stream, zero), (seed & _MASK, (seed >> 32) & _MASK)
-    )
+    words = philox_4x32(((index >> 2) & _MASK, position, zero + stream, zero), (seed & _MASK, (seed >> 32) & _MASK))
     lane = index & 3
     low = torch.where(lane == 0, words[0], words[1])
     high = torch.where(lane == 2, words[2], words[3])
@@ -141,9 +139,7 @@ def gumbel_row(seed: int, position: int, stream: int, count: int) -> FloatArray:
     """`gumbel` of the indices 0 to count - 1; float32 [count]."""
     blocks = (count + 3) // 4
     words = np.empty((blocks, 4), dtype=np.uint32)
-    for lane, word in enumerate(
-        _philox_4x32_array(seed, position, stream, np.arange(blocks, dtype=np.uint64))
-    ):
+    for lane, word in enumerate(_philox_4x32_array(seed, position, stream, np.arange(blocks, dtype=np.uint64))):
         words[:, lane] = word
     return _gumbel_of_words(words.reshape(-1).astype(np.float32))[:count]
 

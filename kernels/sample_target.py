@@ -179,9 +179,7 @@ def _bound(z: FloatArray, top: np.float32, top_k: int, top_p: float, min_p: floa
     return bound
 
 
-def _top_p_bound(
-    values: FloatArray, masses: npt.NDArray[np.int64], needed: int, top: np.float32
-) -> np.float32:
+def _top_p_bound(values: FloatArray, masses: npt.NDArray[np.int64], needed: int, top: np.float32) -> np.float32:
     """The value at which the falling running sum of masses reaches `needed`.
 
     Only the head of the distribution is sorted: the values near the largest that hold the needed mass.

@@ -119,9 +119,10 @@ def _slot_slice(cache: torch.Tensor, slot: int, left: int, stop: int) -> torch.T
 
 
 def _visibility_mask(
-    positions: torch.Tensor,
+    positions: torch.Tensor | None,
     ancestors: torch.Tensor | None,
     tokens: tuple[int, int],
+    count: int,
     base: int,
     keys: tuple[int, int],
     sliding_window: int,
@@ -129,14 +130,14 @@ def _visibility_mask(
     """Which cached positions the window tokens `tokens` of one row see, bool [tokens, keys].
 
     Args:
-        positions: [count], of the row's window.
+        positions: [count], of the row's window; needed for a sliding window.
         ancestors: [count] or None.
         tokens: the range of window tokens that ask.
+        count: the tokens of the window.
         base: the cached position of window token 0.
         keys: the range of cached positions that are asked about.
         sliding_window: 0 for none.
     """
-    count = positions.shape[0]
     cached = torch.arange(keys[0], keys[1])
     held = cached - base
     if ancestors is None:
@@ -144,7 +145,7 @@ def _visibility_mask(
     else:
         bits = (ancestors[tokens[0] : tokens[1], None] >> held.clamp(0, 63)) & 1
         visible = (held < 0) | ((held < count) & (bits == 1))
-    if sliding_window > 0:
+    if positions is not None:
         key_position = torch.where(held < 0, cached, positions[held.clamp(0, count - 1)])
         visible = visible & (key_position > positions[tokens[0] : tokens[1], None] - sliding_window)
     return visible
@@ -197,13 +198,16 @@ def _window_attention_cpu(
         first, count = bounds[row], bounds[row + 1] - bounds[row]
         if count == 0:
             continue
-        row_positions = positions[first : first + count]
-        row_ancestors = None if ancestors is None else ancestors[first : first + count]
+        row_positions = row_ancestors = None
         reach: Sequence[int] = range(start, start + count)
-        if row_ancestors is not None:
+        numbers: Sequence[int] = reach
+        if sliding_window > 0:
+            row_positions = positions[first : first + count]
+            numbers = row_positions.tolist()
+        if ancestors is not None:
+            row_ancestors = ancestors[first : first + count]
             # The last window token that each one sees; bit 63 makes a mask negative.
             reach = [start + (m & (2**64 - 1)).bit_length() - 1 for m in row_ancestors.tolist()]
-        numbers = row_positions.tolist() if sliding_window > 0 else reach
 
         for begin, end in _runs(reach):
             stop = (reach[begin] // _BLOCK + 1) * _BLOCK
@@ -221,12 +225,14 @@ def _window_attention_cpu(
                 )
             else:
                 visible = _visibility_mask(
-                    row_positions, row_ancestors, (begin, end), start, (left, stop), sliding_window
+                    row_positions, row_ancestors, (begin, end), count, start, (left, stop), sliding_window
                 )
                 mask = _additive(visible, group, rows, query.dtype)[None, None]
 
             # The tokens and heads of a group are the query rows of their key head.
-            asked = query.new_zeros((1, num_kv_heads, rows, head_dim))
+            filled = rows != tokens * group
+            shape = (1, num_kv_heads, rows, head_dim)
+            asked = query.new_zeros(shape) if filled else query.new_empty(shape)
             asked.as_strided(
                 (tokens, num_kv_heads, group, head_dim), (group * head_dim, rows * head_dim, head_dim, 1)
             ).copy_(grouped[first + begin : first + end])

@@ -55,9 +55,7 @@ def _check(placements: Mapping[str, Placement], tensors: Mapping[str, StoredTens
         raise CheckpointError(f"{directory} lacks tensors: {_some(missing)}")
     unexpected = [name for name in tensors if name not in placements]
     if unexpected:
-        raise CheckpointError(
-            f"{directory} has tensors that its configuration has no use for: {_some(unexpected)}"
-        )
+        raise CheckpointError(f"{directory} has tensors that its configuration has no use for: {_some(unexpected)}")
     for name, placement in placements.items():
         stored = tensors[name]
         if stored.dtype not in ACCEPTED_DTYPES:

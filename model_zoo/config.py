@@ -73,17 +73,13 @@ class DecoderConfig:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
-            )
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {self.head_dim}")
         if self.norm_eps < 0.0 or self.attention_scale <= 0.0:
             raise ValueError("norm_eps must not be negative and attention_scale must be positive")
         if self.activation not in ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"activation {self.activation!r}; supported: {', '.join(ACTIVATIONS)}"
-            )
+            raise UnsupportedModelError(f"activation {self.activation!r}; supported: {', '.join(ACTIVATIONS)}")
         if len(self.layer_types) != self.num_layers:
             raise ValueError(f"{len(self.layer_types)} layer_types for {self.num_layers} layers")
         unknown = sorted(set(self.layer_types) - set(LAYER_TYPES))

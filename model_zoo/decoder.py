@@ -270,13 +270,14 @@ class DecoderModel:
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         states = {0: hidden}
+        keys, values = cache.key.unbind(0), cache.value.unbind(0)
         for index, weights in enumerate(self.weights.layers):
             cos, sin = self._tables[index]
             hidden = self._layer(
                 hidden,
                 weights,
-                cache.key[index],
-                cache.value[index],
+                keys[index],
+                values[index],
                 cos,
                 sin,
                 window,
@@ -284,9 +285,7 @@ class DecoderModel:
             )
             if index + 1 in aux_layers:
                 states[index + 1] = hidden
-        hidden = self._norm(
-            hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset
-        )
+        hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
 

@@ -83,6 +83,9 @@ class WeightBuilder:
             self._missing[key] = self._missing.get(key, 0) + 1
             self._rows[key] = self._rows.get(key, 0) + placement.shape[0]
         self._weights: dict[tuple[int | None, str], torch.Tensor] = {}
+        # Unpacked matrices whose packed copy is made, for the next layer to use: freed and allocated anew,
+        # they would leave holes in the heap.
+        self._spare: dict[tuple[int, ...], list[torch.Tensor]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Casts a tensor into its place."""
@@ -90,14 +93,19 @@ class WeightBuilder:
         key = (placement.layer, placement.field)
         if key not in self._weights:
             shape = (self._rows[key], *placement.shape[1:])
-            self._weights[key] = torch.empty(shape, dtype=self._dtype, device=self._device)
+            spare = self._spare.get(shape)
+            self._weights[key] = spare.pop() if spare else torch.empty(shape, dtype=self._dtype, device=self._device)
         self._weights[key].narrow(0, placement.start, placement.shape[0]).copy_(tensor)
         self._missing[key] -= 1
         if self._missing[key] == 0 and placement.field in _MATRICES:
-            self._weights[key] = pack_weight(self._weights[key])
+            plain = self._weights[key]
+            self._weights[key] = pack_weight(plain)
+            if self._weights[key] is not plain:
+                self._spare.setdefault(tuple(plain.shape), []).append(plain)
 
     def build(self) -> DecoderWeights:
         """The finished weights; every tensor must have been added."""
+        self._spare.clear()
         layers: list[dict[str, torch.Tensor]] = [{} for _ in range(self._config.num_layers)]
         for (layer, field), weight in self._weights.items():
             if layer is not None:

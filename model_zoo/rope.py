@@ -77,9 +77,7 @@ class RopeConfig:
             "theta": float(parameters.get("rope_theta", theta)),
             "rope_type": kind,
         }
-        needed = {"linear": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}.get(
-            kind, []
-        )
+        needed = {"linear": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}.get(kind, [])
         missing = [name for name in needed if parameters.get(name) is None]
         if missing:
             raise ValueError(f"rotary embedding of type {kind!r} lacks {', '.join(missing)}")
@@ -88,9 +86,7 @@ class RopeConfig:
             original = parameters.get("original_max_position_embeddings") or max_position_embeddings
             values["original_max_position_embeddings"] = int(original)
         if kind == "yarn":
-            values |= _yarn_values(
-                parameters, max_position_embeddings / values["original_max_position_embeddings"]
-            )
+            values |= _yarn_values(parameters, max_position_embeddings / values["original_max_position_embeddings"])
         return cls(**values)
 
 
@@ -157,9 +153,7 @@ def _yarn(rope: RopeConfig, powers: torch.Tensor) -> torch.Tensor:
     return 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
 
 
-def rope_tables(
-    rope: RopeConfig, positions: int, device: torch.device | str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(rope: RopeConfig, positions: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Cos and sin by position, float32 [positions, dim / 2], the attention factor folded in."""
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor

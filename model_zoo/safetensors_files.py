@@ -57,16 +57,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
-        tensors = {
-            name: StoredTensor(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()
-        }
+        tensors = {name: StoredTensor(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path} has a damaged safetensors header: {error!r}") from None
     if 8 + length + end != size:
-        raise CheckpointError(
-            f"{path} is truncated: its header tells of {8 + length + end} bytes, it has {size}"
-        )
+        raise CheckpointError(f"{path} is truncated: its header tells of {8 + length + end} bytes, it has {size}")
     return tensors
 
 

@@ -130,6 +130,8 @@ def generate(
         )
         with engine:
             request = _request(engine, text, chat, system)
+            # A stream checks its request when it is opened: do that before compiling, which takes longer.
+            engine.stream(request, params).close()
             with terminal_progress() as progress:
                 engine.warmup(named(progress, "warming up"))
             ready = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..graphs import DecodeState, StateShape, choose_executor, compile_region, eager_region, prefill_widths
+from ..graphs import DecodeState, Executor, StateShape, choose_executor, compile_region, eager_region, prefill_widths
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
@@ -47,7 +47,7 @@ def load_target(
     from transformers import AutoTokenizer  # takes a second to import
 
     config.speculative.require_available()
-    choose_executor(config.executor, config.torch_device)
+    _executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
@@ -101,8 +101,15 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
         max_logprobs=MAX_LOGPROBS,
         reuse_generated=not config.exact,
     )
-    executor = choose_executor(config.executor, device)
+    executor = _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+
+
+def _executor(config: EngineConfig) -> Executor:
+    try:
+        return choose_executor(config.executor, config.torch_device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:

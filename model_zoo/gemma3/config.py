@@ -55,9 +55,7 @@ def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
     """
     text = hf.get("text_config")
     if text is not None:
-        shared = {
-            name: hf[name] for name in ("eos_token_id", "tie_word_embeddings") if hf.get(name) is not None
-        }
+        shared = {name: hf[name] for name in ("eos_token_id", "tie_word_embeddings") if hf.get(name) is not None}
         hf = {**text, **shared, "model_type": "gemma3_text"}
     hf = {**_DEFAULTS, **hf}
     if hf.get("use_bidirectional_attention"):

@@ -85,9 +85,7 @@ def test_cpu_equals_reference(
     sample(state, bucket)
     draft_probs = None
     if kind != "one-hot":
-        noise = torch.randn(
-            (*state.draft_tokens.shape, vocab), generator=torch.Generator().manual_seed(seed + 1)
-        )
+        noise = torch.randn((*state.draft_tokens.shape, vocab), generator=torch.Generator().manual_seed(seed + 1))
         draft_probs = noise.softmax(2)
     if kind == "exact":
         assert draft_probs is not None

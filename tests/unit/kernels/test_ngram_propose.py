@@ -22,9 +22,7 @@ def oracle(row: list[int], num_drafts: int, min_n: int, max_n: int) -> list[int]
     return []
 
 
-def tables(
-    *, slots: int, context: int, num_drafts: int, min_n: int, max_n: int, buckets: int
-) -> dict[str, Any]:
+def tables(*, slots: int, context: int, num_drafts: int, min_n: int, max_n: int, buckets: int) -> dict[str, Any]:
     tables = max_n - min_n + 1
     return {
         "tokens": torch.zeros(slots + 1, context, dtype=torch.int32),

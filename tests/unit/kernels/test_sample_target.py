@@ -90,9 +90,7 @@ def one_row(
     spoil=st.sampled_from([None, math.nan, math.inf, -math.inf]),
 )
 @settings(max_examples=300, deadline=None)
-def test_cpu_equals_reference(
-    seed: int, vocab: int, dtype: torch.dtype, coarse: bool, spoil: float | None
-) -> None:
+def test_cpu_equals_reference(seed: int, vocab: int, dtype: torch.dtype, coarse: bool, spoil: float | None) -> None:
     state, bucket = random_round(seed, vocab=vocab, dtype=dtype)
     set_sampling_parameters(state, seed)
     if coarse:  # many ties
@@ -145,9 +143,7 @@ def test_filters_against_oracle(sample: Any, coarse: bool) -> None:
         else:
             assert state.threshold[0] == min(z[token] for token in kept)
         indices = torch.tensor(sorted(kept))
-        assert state.log_normalizer[0].item() == pytest.approx(
-            z[indices].double().logsumexp(0).item(), abs=2e-6
-        )
+        assert state.log_normalizer[0].item() == pytest.approx(z[indices].double().logsumexp(0).item(), abs=2e-6)
         noise = gumbel(torch.tensor(case), torch.tensor(1), TARGET, indices)
         assert state.sampled[0] == indices[(z[indices] + noise).argmax()]
         assert not state.token_failed[0]

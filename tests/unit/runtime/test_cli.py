@@ -67,6 +67,9 @@ class FakeStream:
     def cancel(self):
         self.engine.cancelled = True
 
+    def close(self):
+        self.engine.checked = True
+
 
 class FakeEngine:
     made: ClassVar = []
@@ -82,6 +85,8 @@ class FakeEngine:
         self.interrupt_at = None
         self.cancelled = self.closed = self.warm = False
         self.closed_streams = 0
+        self.checked = False
+        self.refusal = None
 
     @classmethod
     def from_pretrained(cls, model, speculative_config=None, **options):
@@ -98,12 +103,14 @@ class FakeEngine:
         pass
 
     def warmup(self, progress=None):
+        assert self.refusal is None
         progress(0, 2, "layer")
         progress(2, 2, "done")
         self.warm = True
 
     def stream(self, prompt, params=None):
-        assert self.warm
+        if self.refusal is not None:
+            raise self.refusal
         self.prompt, self.params = prompt, params
         return FakeStream(self, params)
 
@@ -192,6 +199,8 @@ class TestGenerate:
         assert made.params == SamplingParams()
         assert made.closed
         assert made.closed_streams == 1
+        assert made.checked
+        assert made.warm
 
     def test_options_reach_the_engine(self, run, engine):
         code, _, _ = run(
@@ -275,6 +284,13 @@ class TestGenerate:
         engine.error = RequestError("the prompt has 9 tokens\nand 8 are accepted")
         code, _, err = run("generate", "m", "x")
         assert (code, err) == (2, "error: the prompt has 9 tokens and 8 are accepted\n")
+
+    def test_a_request_is_refused_before_compiling(self, run, engine):
+        engine.configure = lambda made: setattr(made, "refusal", RequestError("the prompt is too long"))
+        code, _, err = run("generate", "m", "x")
+        assert (code, err) == (2, "error: the prompt is too long\n")
+        assert not engine.made[0].warm
+        assert engine.made[0].closed
 
     def test_a_defect_is_told_apart(self, run, engine):
         engine.error = ZeroDivisionError("division by zero")

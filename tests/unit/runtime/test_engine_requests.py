@@ -392,7 +392,7 @@ def test_bad_prompts_are_refused_before_anything_runs(engine, prompt, message, m
         ({"max_model_len": 5000}, ConfigError, "max_model_len is 5000, but the model was made for at most 1024"),
         ({"max_batch_size": 0}, ConfigError, "max_batch_size must be an integer of at least 1, got 0"),
         ({"batch_buckets": [1, 2]}, ConfigError, r"\(2\) must hold max_batch_size \(4\)"),
-        ({"executor": "loop"}, ValueError, "executor 'loop' cannot be used on cpu"),
+        ({"executor": "loop"}, ConfigError, "executor 'loop' cannot be used on cpu"),
         ({"metrics": "all"}, ConfigError, "metrics must be one of none, summary, detailed; got 'all'"),
         ({"attention_backend": "x"}, ConfigError, "attention_backend must be one of auto, sdpa; got 'x'"),
         ({"compile": 1}, ConfigError, "compile must be True or False, got 1"),

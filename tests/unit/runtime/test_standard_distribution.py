@@ -74,9 +74,7 @@ def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarr
     return total.numpy()
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [*(("standard", f) for f in FILTERS), ("coupled", FILTERS[1])], ids=str
-)
+@pytest.mark.parametrize(("method", "options"), [*(("standard", f) for f in FILTERS), ("coupled", FILTERS[1])], ids=str)
 def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, options, method):
     spec = {
         "method": "ngram",

@@ -1,0 +1,107 @@
+"""Tiny random models of every family, made by transformers, and windows over their caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from draftgraph.kernels.window import Window
+
+VOCAB = 320
+SLOTS = 5
+"""The reserved one included."""
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}),
+    "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4, "head_dim": 32, "hidden_act": "gelu"}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-sliding": ("MistralConfig", {"sliding_window": 12}),
+    "qwen2": ("Qwen2Config", {"rope_parameters": _YARN}),
+    "qwen2-sliding": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-biases": ("Qwen3Config", {"head_dim": 16, "attention_bias": True}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 10,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": _GEMMA_ROPE,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+}
+
+
+def tiny_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A transformers model with random weights, norms and biases included."""
+    kind, choices = MODELS[name]
+    config = getattr(transformers, kind)(**{**_COMMON, **choices, **changes})
+    generator = torch.Generator().manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():
+        offset = 0.5 if parameter.ndim == 1 else 0.0
+        scale = 0.3 if parameter.ndim == 1 else 1.0 / parameter.shape[-1] ** 0.5
+        parameter.data = torch.randn(parameter.shape, generator=generator) * scale + offset
+    model.tie_weights()
+    return model.to(dtype).eval()
+
+
+def pack(rows: Sequence[tuple[Sequence[int], int, int]], width: int | None = None) -> Window:
+    """Packs rows of (tokens, base, slot) into a window, filled up to `width`."""
+    counts = [len(tokens) for tokens, _, _ in rows]
+    total = sum(counts)
+    padding = (width or total) - total
+
+    def column(values: list[int], filler: int) -> torch.Tensor:
+        return torch.tensor(values + [filler] * padding, dtype=torch.int32)
+
+    return Window(
+        tokens=column([token for tokens, _, _ in rows for token in tokens], 0),
+        positions=column([base + j for tokens, base, _ in rows for j in range(len(tokens))], 0),
+        slots=column([slot for tokens, _, slot in rows for _ in tokens], SLOTS - 1),
+        rows=column([row for row, count in enumerate(counts) for _ in range(count)], -1),
+        cu_tokens=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+        base=torch.tensor([base for _, base, _ in rows], dtype=torch.int32),
+        slot_of_row=torch.tensor([slot for _, _, slot in rows], dtype=torch.int32),
+    )
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Token ids without the special ones."""
+    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
