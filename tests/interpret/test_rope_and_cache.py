@@ -6,36 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_cases import TOLERANCE, WindowCase, assert_close
+from window_cases import TOLERANCE, WindowCase, assert_close, rotary_arguments
 
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.rope_and_cache import rope_and_cache_reference, rope_and_cache_triton
-
-
-def arguments(case, *, heads, kv_heads, size, value_size, half, dtype, norm, unit_offset, interleaved, float8=False):
-    features = (heads + kv_heads) * size + kv_heads * value_size
-    positions = case.context + 1
-    kind = FLOAT8 if float8 else dtype
-    scales = [torch.rand(kv_heads, generator=case.generator) + 0.5 for _ in range(2)] if float8 else [None, None]
-    return [
-        case.normal(case.width, features, dtype=dtype),
-        case.normal(size, dtype=dtype) if norm else None,
-        case.normal(size, dtype=dtype) if norm else None,
-        case.normal(positions, half),
-        case.normal(positions, half),
-        case.positions,
-        case.slots,
-        case.rows,
-        case.cu_tokens,
-        case.base,
-        case.normal(case.num_slots, kv_heads, case.context, size).to(kind),
-        case.normal(case.num_slots, kv_heads, case.context, value_size).to(kind),
-        heads,
-        1e-6,
-        unit_offset,
-        interleaved,
-        *scales,
-    ]
 
 
 def check(args):
@@ -69,7 +43,7 @@ def test_random_windows(counts, padding, seed, shape, dtype, norm, unit_offset, 
         return
     heads, kv_heads, size, value_size, half = shape
     check(
-        arguments(
+        rotary_arguments(
             case,
             heads=heads,
             kv_heads=kv_heads,
@@ -90,13 +64,13 @@ PLAIN |= {"norm": False, "unit_offset": False, "interleaved": False}
 
 def test_a_tree_rotates_by_depth_and_writes_by_index():
     case = WindowCase([9, 6], [0, 31], padding=1, context=64, seed=3, tree=True)
-    check(arguments(case, **PLAIN))
+    check(rotary_arguments(case, **PLAIN))
 
 
 def test_a_row_that_points_to_the_reserved_slot_writes_there():
     case = WindowCase([2], [5], context=64, seed=1)
     case.slots[:] = case.num_slots - 1
-    ours = arguments(case, **PLAIN)
+    ours = rotary_arguments(case, **PLAIN)
     theirs = [a.clone() if isinstance(a, torch.Tensor) else a for a in ours]
     rope_and_cache_triton(*ours)
     rope_and_cache_reference(*theirs)
@@ -105,12 +79,12 @@ def test_a_row_that_points_to_the_reserved_slot_writes_there():
 
 def test_the_last_position_of_the_cache():
     case = WindowCase([4], [60], context=64, seed=2)
-    check(arguments(case, **PLAIN))
+    check(rotary_arguments(case, **PLAIN))
 
 
 def test_a_float8_cache():
     case = WindowCase([5, 3], [0, 17], padding=2, context=64, seed=5)
-    args = arguments(case, **(PLAIN | {"dtype": torch.bfloat16}), float8=True)
+    args = rotary_arguments(case, **(PLAIN | {"dtype": torch.bfloat16}), float8=True)
     args[0] *= 100  # some values saturate
     ours = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
     theirs = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
@@ -141,7 +115,7 @@ def test_a_float8_cache():
     ],
 )
 def test_what_the_kernel_cannot_take_is_refused(index, change, message):
-    args = arguments(WindowCase([2], [5], context=64), **PLAIN)
+    args = rotary_arguments(WindowCase([2], [5], context=64), **PLAIN)
     args[index] = change(args[index])
     with pytest.raises(ValueError, match=message):
         rope_and_cache_triton(*args)

@@ -6,51 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_cases import TOLERANCE, WindowCase, assert_close
+from window_cases import TOLERANCE, WindowCase, assert_close, attention_arguments, attention_expected
 
-from draftgraph.kernels.float8 import FLOAT8
-from draftgraph.kernels.window_attention import window_attention_reference
 from draftgraph.kernels.window_attention_triton import window_attention_triton
 
 
-def arguments(
-    case, *, heads=2, kv_heads=1, key_dim=16, value_dim=16, dtype=torch.float32, window=0, cap=0.0, float8=False
-):
-    """What is not the past or the window of a row is NaN in the caches."""
-    kind = FLOAT8 if float8 else dtype
-    caches = [case.normal(case.num_slots, kv_heads, case.context, dim) for dim in (key_dim, value_dim)]
-    for cache in caches:
-        written = torch.zeros(case.num_slots, case.context, dtype=torch.bool)
-        for slot, base, count in zip(case.slot_of_row.tolist(), case.bases, case.counts, strict=True):
-            written[slot, : base + count] = True
-        cache.masked_fill_(~written[:, None, :, None], float("nan"))
-    scales = [torch.rand(kv_heads, generator=case.generator) + 0.5 for _ in range(2)] if float8 else [None, None]
-    return [
-        case.normal(case.width, heads, key_dim, dtype=dtype),
-        *(cache.to(kind) for cache in caches),
-        case.positions,
-        case.cu_tokens,
-        case.base,
-        case.slot_of_row,
-        case.ancestors,
-        key_dim**-0.5,
-        window,
-        cap,
-        *scales,
-    ]
-
-
-def expected(args):
-    """The reference does not multiply NaN with zero weights on the side of the values; keys it masks after."""
-    clean = [torch.nan_to_num(a.float()).to(a.dtype) if i in (1, 2) else a for i, a in enumerate(args)]
-    return window_attention_reference(*clean)
-
-
 def check(case, **options):
-    args = arguments(case, **options)
+    args = attention_arguments(case, **options)
     ours = window_attention_triton(*args)
     assert ours.dtype == args[0].dtype
-    assert_close(ours, expected(args), TOLERANCE[args[0].dtype])
+    assert_close(ours, attention_expected(args), TOLERANCE[args[0].dtype])
     assert (ours[case.rows < 0] == 0).all()
 
 
@@ -144,8 +109,8 @@ def test_a_float8_cache(dtype):
 
 
 def test_wider_caches_than_queries():
-    args = arguments(WindowCase([3], [70]))
-    wide = expected(args)
+    args = attention_arguments(WindowCase([3], [70]))
+    wide = attention_expected(args)
     args[0] = args[0].bfloat16()
     assert_close(window_attention_triton(*args), wide, 2**-6)
 
@@ -156,7 +121,7 @@ def test_a_token_depends_on_what_it_sees_only(tree):
     case = WindowCase([5], [126], tree=tree)
     if tree:
         case.ancestors[:] = torch.tensor([1, 3, 7, 15, 31])
-    args = arguments(case)
+    args = attention_arguments(case)
     # One width for both, as `exact` has.
     window = window_attention_triton(*args)
     for own in range(5):
@@ -190,14 +155,14 @@ def test_a_token_depends_on_what_it_sees_only(tree):
     ],
 )
 def test_what_the_kernels_cannot_take_is_refused(index, change, message):
-    args = arguments(WindowCase([2], [5], context=128))
+    args = attention_arguments(WindowCase([2], [5], context=128))
     args[index] = change(args[index])
     with pytest.raises(ValueError, match=message):
         window_attention_triton(*args)
 
 
 def test_float16_and_bfloat16_do_not_mix():
-    args = arguments(WindowCase([2], [5]), dtype=torch.float16)
+    args = attention_arguments(WindowCase([2], [5]), dtype=torch.float16)
     args[0] = args[0].bfloat16()
     with pytest.raises(ValueError, match="key_cache has dtype"):
         window_attention_triton(*args)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.window_attention import window_attention_reference
+
 
 @dataclass
 class WindowCase:
@@ -60,6 +63,67 @@ class WindowCase:
 
     def normal(self, *shape, dtype=torch.float32):
         return torch.randn(*shape, generator=self.generator).to(dtype)
+
+
+def rotary_arguments(
+    case, *, heads, kv_heads, size, value_size, half, dtype, norm, unit_offset, interleaved, float8=False
+):
+    features = (heads + kv_heads) * size + kv_heads * value_size
+    positions = case.context + 1
+    kind = FLOAT8 if float8 else dtype
+    scales = [torch.rand(kv_heads, generator=case.generator) + 0.5 for _ in range(2)] if float8 else [None, None]
+    return [
+        case.normal(case.width, features, dtype=dtype),
+        case.normal(size, dtype=dtype) if norm else None,
+        case.normal(size, dtype=dtype) if norm else None,
+        case.normal(positions, half),
+        case.normal(positions, half),
+        case.positions,
+        case.slots,
+        case.rows,
+        case.cu_tokens,
+        case.base,
+        case.normal(case.num_slots, kv_heads, case.context, size).to(kind),
+        case.normal(case.num_slots, kv_heads, case.context, value_size).to(kind),
+        heads,
+        1e-6,
+        unit_offset,
+        interleaved,
+        *scales,
+    ]
+
+
+def attention_arguments(
+    case, *, heads=2, kv_heads=1, key_dim=16, value_dim=16, dtype=torch.float32, window=0, cap=0.0, float8=False
+):
+    """What is not the past or the window of a row is NaN in the caches."""
+    kind = FLOAT8 if float8 else dtype
+    caches = [case.normal(case.num_slots, kv_heads, case.context, dim) for dim in (key_dim, value_dim)]
+    for cache in caches:
+        written = torch.zeros(case.num_slots, case.context, dtype=torch.bool)
+        for slot, base, count in zip(case.slot_of_row.tolist(), case.bases, case.counts, strict=True):
+            written[slot, : base + count] = True
+        cache.masked_fill_(~written[:, None, :, None], float("nan"))
+    scales = [torch.rand(kv_heads, generator=case.generator) + 0.5 for _ in range(2)] if float8 else [None, None]
+    return [
+        case.normal(case.width, heads, key_dim, dtype=dtype),
+        *(cache.to(kind) for cache in caches),
+        case.positions,
+        case.cu_tokens,
+        case.base,
+        case.slot_of_row,
+        case.ancestors,
+        key_dim**-0.5,
+        window,
+        cap,
+        *scales,
+    ]
+
+
+def attention_expected(args):
+    """The reference does not multiply NaN with zero weights on the side of the values; keys it masks after."""
+    clean = [torch.nan_to_num(a.float()).to(a.dtype) if i in (1, 2) else a for i, a in enumerate(args)]
+    return window_attention_reference(*clean)
 
 
 def assert_close(ours, theirs, relative):
