@@ -14,6 +14,14 @@ R = TypeVar("R")
 # code object; the default limit of 8 is meant to catch accidental recompiles of other programs.
 _RECOMPILE_LIMIT = 512
 
+_INDUCTOR_OPTIONS = {
+    # A region is called per layer, and every call checked the sizes of some twenty tensors that never change.
+    "size_asserts": False,
+    # On the CPU: split a loop over threads only where the work outweighs waking them. The loops between two
+    # products of a decoding layer have a few thousand elements.
+    "cpp.min_chunk_size": 65536,
+}
+
 
 def compile_region(fn: Callable[P, R]) -> Callable[P, R]:
     """Compiles `fn` as one graph with fixed shapes (`fullgraph=True, dynamic=False`).
@@ -23,7 +31,7 @@ def compile_region(fn: Callable[P, R]) -> Callable[P, R]:
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _RECOMPILE_LIMIT)
-    return torch.compile(fn, fullgraph=True, dynamic=False)
+    return torch.compile(fn, fullgraph=True, dynamic=False, options=_INDUCTOR_OPTIONS)
 
 
 def eager_region(fn: Callable[P, R]) -> Callable[P, R]:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from draftgraph.graphs.buckets import (
+    PASS_COST,
     PREFILL_CHUNK,
     batch_buckets,
     bucket_for,
@@ -61,16 +62,26 @@ def test_exact_runs_at_one_width_whatever_the_method():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 20, 84, 200, 255, 256, 257, 700, 2000])
-def test_chunks_cover_a_prompt_without_much_padding(exact, length):
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 20, 84, 106, 200, 255, 256, 257, 700, 2000])
+def test_chunks_cover_a_prompt_at_the_least_cost(exact, length):
     widths = prefill_widths(exact)
-    remaining, computed, chunks = length, 0, 0
+    chunks, remaining = [], length
     while remaining > 0:
-        width = chunk_width(remaining, widths)
-        assert width in widths
-        remaining -= min(width, remaining)
-        computed += width
-        chunks += 1
-    assert chunks <= length // PREFILL_CHUNK + 8
-    if not exact:
-        assert computed <= 1.5 * length + 4
+        chunks.append(chunk_width(remaining, widths))
+        assert chunks[-1] in widths
+        remaining -= chunks[-1]
+
+    def cheapest(left: int) -> int:
+        return min((w + PASS_COST + (cheapest(left - w) if left > w else 0)) for w in widths)
+
+    if length <= 300:
+        assert sum(w + PASS_COST for w in chunks) == cheapest(length)
+    whole = max(0, length // PREFILL_CHUNK - 1)
+    assert chunks[:whole] == [PREFILL_CHUNK] * whole
+
+
+def test_a_prompt_that_nearly_fills_a_width_is_one_chunk():
+    widths = prefill_widths(exact=False)
+    assert [chunk_width(n, widths) for n in (1, 16, 40, 64, 106, 128, 240, 256, 900)] == [
+        16, 16, 64, 64, 128, 128, 256, 256, 256,
+    ]  # fmt: skip

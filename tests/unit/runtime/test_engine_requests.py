@@ -433,3 +433,54 @@ def test_warmup_reports_progress_and_changes_nothing(tiny_model_path):
     assert calls[-1][0] == calls[-1][1] == len(calls) - 1
     assert after.token_ids == before
     assert after.metrics.reused_prompt_tokens > 0
+
+
+# Continuous batching
+
+
+def test_a_long_prompt_delays_the_others_by_one_chunk_at_most(tiny_model_path, monkeypatch):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    with Engine.from_pretrained(tiny_model_path, dtype="float32", compile=False, max_batch_size=2) as engine:
+        expected = engine.generate("one two", params).token_ids
+        events: list[str] = []
+        run, deliver = engine._core._executor.run, type(engine._core)._deliver
+
+        def spied_run(program):
+            events.append("chunk")
+            run(program)
+
+        def spied_deliver(core, request, now):
+            deliver(core, request, now)
+            events.append("tokens")
+
+        monkeypatch.setattr(engine._core._executor, "run", spied_run)
+        monkeypatch.setattr(type(engine._core), "_deliver", spied_deliver)
+        short = engine.stream("one two", params)
+        seen = [*next(short).token_ids]
+        events.clear()
+        long = engine.stream([5 + i % 200 for i in range(1000)], SamplingParams(max_tokens=2))
+        for chunk in short:
+            seen += chunk.token_ids
+        chunks = [i for i, event in enumerate(events) if event == "chunk"]
+        assert len(chunks) >= 4
+        assert all(events[i + 1] == "tokens" for i in chunks)
+        assert tuple(seen) == expected
+        assert len(list(long)[-1].result.token_ids) == 2
+
+
+def test_rows_join_and_leave_a_running_bucket(engine, reference):
+    """Requests of different lengths, submitted one after another while others run."""
+    prompts = ["one two three, one", "a", "def add(a", "The steam engine", "你好", "two"]
+    lengths = [5, 40, 17, 33, 9, 26]
+    streams, collected = [], [[] for _ in prompts]
+    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        streams.append(engine.stream(prompt, SamplingParams(max_tokens=length)))
+        for i in range(number + 1):  # everyone advances a little before the next arrives
+            chunk = next(streams[i], None)
+            if chunk is not None:
+                collected[i] += chunk.token_ids
+    for i, stream in enumerate(streams):
+        for chunk in stream:
+            collected[i] += chunk.token_ids
+    for prompt, length, tokens in zip(prompts, lengths, collected, strict=True):
+        assert tokens == reference(engine.tokenizer(prompt)["input_ids"], length)
