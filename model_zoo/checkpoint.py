@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -76,6 +76,7 @@ def load_model(
     device: torch.device | str = "cpu",
     compile_region: CompileRegion = identity,
     max_positions: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> DecoderModel:
     """Loads a checkpoint, tensor by tensor, straight into the fused weights.
 
@@ -88,6 +89,7 @@ def load_model(
         device: where to.
         compile_region: see `DecoderModel`.
         max_positions: see `DecoderModel`.
+        progress: called with the tensors read, their number, and "loading weights".
 
     Raises:
         CheckpointError: files are missing or damaged, or disagree with config.json.
@@ -108,10 +110,16 @@ def load_model(
     _check(placements, tensors, directory)
 
     builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))
+    done = 0
     for path in sorted({stored.file for stored in tensors.values()}):
         with safe_open(path, framework="pt") as file:
             # Layer by layer, so that few weights wait for their other parts.
             held = [name for name, stored in tensors.items() if stored.file == path]
             for name in sorted(held, key=lambda name: (placements[name].layer or 0, placements[name].field)):
+                if progress is not None:
+                    progress(done, len(tensors), "loading weights")
                 builder.add(name, file.get_tensor(names[name]))
+                done += 1
+    if progress is not None:
+        progress(done, len(tensors), "loading weights")
     return DecoderModel(config, builder.build(), max_positions=max_positions, compile_region=compile_region)

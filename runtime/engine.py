@@ -86,7 +86,8 @@ class Engine:
             attention_backend: sdpa or auto.
             metrics: none, summary or detailed.
             prefix_caching: reuse the KV a free slot holds for the beginning of a new prompt.
-            progress: called as the weights are loaded.
+            progress: called as the model is fetched, if it must be, and as its weights are loaded. By default a
+                fetch shows a bar on the terminal, and loading shows nothing.
 
         Raises:
             DraftgraphError: a setting or the model cannot be used; says which value and what would be accepted.

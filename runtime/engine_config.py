@@ -75,8 +75,8 @@ class EngineConfig:
             raise ConfigError(f"device must be cpu or auto, got {self.device!r}") from None
         if device.type != "cpu":
             raise NotAvailableError(
-                f"device {str(self.device)!r} is not available in this version: it has no kernels for "
-                f"{device.type} yet; available: cpu"
+                f"device {str(self.device)!r} is not available in this version, whose engine has not run on a "
+                f"{device.type} device yet; available: cpu"
             )
         return device
 

@@ -51,7 +51,7 @@ def load_target(
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
-    path = resolve_model(name)
+    path = resolve_model(name, progress=progress)
     decoder = read_config(path)
     config.speculative.check_checkpoint(json.loads((path / "config.json").read_text()), None)
     max_model_len = _max_model_len(config, decoder)
@@ -62,6 +62,7 @@ def load_target(
         device=config.torch_device,
         compile_region=compile_region if config.compile else eager_region,
         max_positions=max_model_len,
+        progress=progress,
     )
     return LoadedModel(path, decoder, model, tokenizer, max_model_len)
 

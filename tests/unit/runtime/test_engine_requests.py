@@ -484,3 +484,11 @@ def test_rows_join_and_leave_a_running_bucket(engine, reference):
             collected[i] += chunk.token_ids
     for prompt, length, tokens in zip(prompts, lengths, collected, strict=True):
         assert tokens == reference(engine.tokenizer(prompt)["input_ids"], length)
+
+
+def test_loading_reports_progress(tiny_model_path):
+    calls: list[tuple[int, int, str]] = []
+    Engine.from_pretrained(tiny_model_path, compile=False, progress=lambda *call: calls.append(call)).close()
+    assert calls[0][0] == 0
+    assert calls[-1][0] == calls[-1][1] == len(calls) - 1
+    assert {what for *_, what in calls} == {"loading weights"}
