@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 # code object; the default limit of 8 is meant to catch accidental recompiles of other programs.
 _RECOMPILE_LIMIT = 512
 
-_INDUCTOR_OPTIONS = {
+_INDUCTOR_OPTIONS: dict[str, Any] = {
     # A region is called per layer, and every call checked the sizes of some twenty tensors that never change.
     "size_asserts": False,
     # On the CPU: split a loop over threads only where the work outweighs waking them. The loops between two
