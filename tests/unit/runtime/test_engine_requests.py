@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.runtime.errors import ConfigError, DraftgraphError, NotAvailableError, RequestError
+from draftgraph.runtime.interrupts import deferred_interrupt
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 
@@ -209,11 +211,22 @@ def test_an_interrupt_in_the_middle_leaves_the_engine_usable(engine, monkeypatch
     assert engine.generate("one two", SamplingParams(max_tokens=20, ignore_eos=True)).token_ids == expected
 
 
-def test_a_signal_waits_for_the_end_of_the_round():
-    import signal
+@pytest.fixture
+def default_interrupts():
+    """A background shell starts its jobs with SIGINT ignored; these tests need Python's own handler."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
-    from draftgraph.runtime.interrupts import deferred_interrupt
 
+def test_an_ignored_interrupt_stays_ignored(default_interrupts):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with deferred_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_signal_waits_for_the_end_of_the_round(default_interrupts):
     reached = []
 
     def round_with(interrupts: int, then: str) -> None:
