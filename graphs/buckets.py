@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-MIN_WIDTH = 2
-"""The narrowest verify. One position would save nothing (the weights are read all the same), and one-row
-products take a kernel of their own whose bits differ from those of every other width."""
+MIN_WIDTH = 4
+"""The narrowest verify. Fewer positions would save nothing: the weights are read all the same, and on a CPU oneDNN's
+products of one or two rows take longer than those of four. In float32 a single row rounds differently from all others.
+"""
 
 EXACT_POSITIONS_PER_ROW = 16
 """With `exact=True` every round runs at this many positions per row of the largest bucket."""

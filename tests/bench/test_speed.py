@@ -14,19 +14,14 @@ import pytest
 import torch
 
 from draftgraph import Engine, SamplingParams
+from draftgraph.runtime.cli_demo import PROMPT
 
 pytestmark = [pytest.mark.bench, pytest.mark.models]
 
 ROUNDS = 7
-TOKENS = 64
+TOKENS = 96
 WEIGHT_BYTES = 2 * 134_515_008
 """What one pass reads: SmolLM2-135M's weights in bfloat16, the tied table once, as the head."""
-ECHO = (
-    "Repeat the following text exactly, word for word:\n\n"
-    "The steam engine was invented in the 18th century. It changed how people lived and worked. Factories grew near "
-    "rivers and coal fields, and railways carried goods across the country in hours rather than days. Cities filled "
-    "with smoke, and clocks began to rule the working day."
-)
 
 
 @dataclass
@@ -72,7 +67,7 @@ def contenders(smollm2_path):
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2_path)
     text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": ECHO}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": PROMPT}], tokenize=False, add_generation_prompt=True
     )
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.bfloat16).eval()

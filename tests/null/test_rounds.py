@@ -134,5 +134,5 @@ def test_a_fault_planted_in_a_step_is_caught(plant, monkeypatch):
             return original(self, hidden)
 
         monkeypatch.setattr(DecoderModel, "logits", logits)
-        with pytest.raises(CaptureError, match=r"step 'verify\[2\]' cannot be captured"):
+        with pytest.raises(CaptureError, match=r"step 'verify\[4\]' cannot be captured"):
             check_program(program)

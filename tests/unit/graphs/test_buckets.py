@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from draftgraph.graphs.buckets import (
+    MIN_WIDTH,
     PASS_COST,
     PREFILL_CHUNK,
     batch_buckets,
@@ -49,7 +50,7 @@ def test_bad_buckets_are_refused(buckets, message):
 @pytest.mark.parametrize("drafts", [0, 1, 4, 8, 15])
 def test_widths_are_powers_of_two_up_to_the_full_windows(bucket, drafts):
     widths = verify_widths(bucket, drafts)
-    assert widths[0] == 2
+    assert widths[0] == MIN_WIDTH
     assert all(b == 2 * a for a, b in itertools.pairwise(widths))
     assert widths[-1] >= bucket * (drafts + 1)
     assert len(widths) == 1 or widths[-2] < bucket * (drafts + 1)
