@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from .float8 import dequantize
 from .registration import define_op
+from .triton_support import KernelSpec
+from .window_attention_triton import (
+    MAX_REGISTERS,
+    NUM_STAGES,
+    NUM_WARPS,
+    OPERANDS,
+    attend_kernel,
+    combine_config,
+    combine_kernel,
+    launch_config,
+    window_attention_triton,
+)
 
 # Slices of the cache start and end at multiples of it.
 _BLOCK = 64
@@ -28,6 +42,8 @@ def window_attention_reference(
     scale: float,
     sliding_window: int,
     soft_cap: float,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The specification of `window_attention`: no host read, no shape that depends on data."""
     width, num_heads, _ = query.shape
@@ -54,8 +70,10 @@ def window_attention_reference(
         key_position = torch.where(held < 0, cached[None, :], window_position)
         visible &= key_position > positions[:, None] - sliding_window
 
-    keys = key_cache[slot_of_row[row]].float().repeat_interleave(group, dim=1)
-    values = value_cache[slot_of_row[row]].float().repeat_interleave(group, dim=1)
+    keys, values = key_cache[slot_of_row[row]].float(), value_cache[slot_of_row[row]].float()
+    if key_scale is not None and value_scale is not None:
+        keys, values = dequantize(keys, key_scale), dequantize(values, value_scale)
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("whd,whsd->whs", query.float(), keys) * scale
     if soft_cap > 0.0:
         scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -162,6 +180,8 @@ def _window_attention_cpu(
     scale: float,
     sliding_window: int,
     soft_cap: float,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The CPU implementation: one SDPA call per row and 64-block of the cache that the row's tokens reach.
 
@@ -212,14 +232,11 @@ def _window_attention_cpu(
             asked.as_strided(
                 (tokens, num_kv_heads, group, head_dim), (group * head_dim, rows * head_dim, head_dim, 1)
             ).copy_(grouped[first + begin : first + end])
-            result = _attend(
-                asked,
-                _slot_slice(key_cache, slot, left, stop),
-                _slot_slice(value_cache, slot, left, stop),
-                mask,
-                scale,
-                soft_cap,
-            )
+            key, value = _slot_slice(key_cache, slot, left, stop), _slot_slice(value_cache, slot, left, stop)
+            if key_scale is not None and value_scale is not None:
+                key = dequantize(key, key_scale).to(query.dtype)
+                value = dequantize(value, value_scale).to(query.dtype)
+            result = _attend(asked, key, value, mask, scale, soft_cap)
             _, head_stride, row_stride, _ = result.stride()
             result = result.as_strided(
                 (tokens, num_kv_heads, group, value_dim), (group * row_stride, head_stride, row_stride, 1)
@@ -246,16 +263,134 @@ def _window_attention_fake(
     scale: float,
     sliding_window: int,
     soft_cap: float,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
+
+
+def kernel_specs() -> list[KernelSpec]:
+    """Every head size, element type and option that a model can ask for, for verifies and prefill chunks."""
+    verify: dict[str, Any] = {"width": 8, "rows": 1}
+    # The second kernel differs between the two in how many splits it reads only.
+    prefill: dict[str, Any] = {"width": 256, "rows": 1, "with_combine": False}
+    specs: list[KernelSpec] = []
+    for size in (64, 80, 96, 128, 192, 256):
+        specs += _specs(f"{size}, bf16", "bf16", size, size, **verify)
+        specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **(prefill | {"with_combine": size == 128}))
+    for kind in ("fp16", "fp32"):
+        specs += _specs(f"128, {kind}", kind, 128, 128, **verify)
+        specs += _specs(f"128, {kind}, prefill", kind, 128, 128, **prefill)
+    specs += _specs("256, fp32, prefill", "fp32", 256, 256, **prefill)
+    specs += _specs("128, bf16, float8 cache", "bf16", 128, 128, float8=True, **verify)
+    specs += _specs("128, bf16, float8 cache, prefill", "bf16", 128, 128, float8=True, **prefill)
+    specs += _specs("128, bf16, tree", "bf16", 128, 128, width=64, rows=1, tree=True)
+    specs += _specs("128, bf16, 16 rows", "bf16", 128, 128, width=128, rows=16)
+    specs += _specs("256, bf16, sliding, soft cap, tree", "bf16", 256, 256, sliding=True, cap=True, tree=True, **verify)
+    specs += _specs("192 and 128, bf16", "bf16", 192, 128, heads=(128, 128), **verify)
+    specs += _specs("576 and 512, bf16", "bf16", 576, 512, heads=(128, 1), **verify)
+    specs += _specs("576 and 512, bf16, tree", "bf16", 576, 512, heads=(128, 1), tree=True, width=64, rows=1)
+    specs += _specs("576 and 512, bf16, float8 cache", "bf16", 576, 512, heads=(16, 1), float8=True, **verify)
+    return specs
+
+
+def _specs(
+    variant: str,
+    kind: str,
+    key_dim: int,
+    value_dim: int,
+    *,
+    width: int,
+    rows: int,
+    heads: tuple[int, int] = (32, 8),
+    tree: bool = False,
+    sliding: bool = False,
+    cap: bool = False,
+    float8: bool = False,
+    with_combine: bool = True,
+) -> list[KernelSpec]:
+    """The two kernels of one launch, at 4,096 cached positions per row."""
+    length, context, element = 4096, 8256, 4 if kind == "fp32" else 2
+    num_heads, num_kv_heads = heads
+    constants = launch_config(
+        width=width,
+        rows=rows,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        context=context,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        bytes_each=element,
+    )
+    shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
+    shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
+    shared |= {"context": "i32:16", "partial_size": "i32:16"}
+    absent: dict[str, Any] = {"SLIDING": sliding}
+    if tree:
+        shared["ancestors"] = "*i64"
+    else:
+        absent["ancestors"] = None
+    if float8:
+        shared["value_scale"] = "*fp32"
+    else:
+        absent["value_scale"] = None
+
+    cache = "*u8" if float8 else f"*{kind}"
+    arguments = shared | {"query": f"*{kind}", "key_cache": cache, "value_cache": cache, "slot_of_row": "*i32"}
+    arguments |= {"scale": "fp32", "soft_cap": "fp32"}
+    for stride in ("query_", "query_head_", "key_slot_", "key_head_", "key_", "value_slot_", "value_head_", "value_"):
+        arguments[f"{stride}stride"] = "i32:16"
+    full = constants | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind], "PRECISION": "tf32x3"}
+    if float8:
+        arguments["key_scale"] = "*fp32"
+    else:
+        full["key_scale"] = None
+    if constants["NUM_SPLITS"] == 1:
+        del arguments["partial"]
+        full["partial"] = None
+    heads_moved = width * num_heads * (key_dim + value_dim) * element
+    cached = rows * length * num_kv_heads * (key_dim + value_dim) * (1 if float8 else element)
+    splits = -(-length // constants["SPLIT"])
+    parts = width * num_heads * splits * (value_dim + 2) * 4 if constants["NUM_SPLITS"] > 1 else 0
+    shape = f"{rows} x {width // rows} tokens, {num_heads}/{num_kv_heads} heads, {length} cached"
+    attend = KernelSpec(
+        op="window_attention",
+        variant=variant,
+        kernel=attend_kernel,
+        arguments=arguments,
+        constants=full,
+        hip_constants={"PRECISION": "ieee"},
+        shape=shape,
+        bytes_moved=heads_moved + cached + parts,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+        maxnreg=MAX_REGISTERS,
+        # Float32 heads of 256, wanted only for exactness, pass the smallest limit on NVIDIA, where more is allowed.
+        max_shared=(80 if kind == "fp32" and key_dim > 128 else 64) * 1024,
+    )
+    if constants["NUM_SPLITS"] == 1 or not with_combine:
+        return [attend]
+    combine = KernelSpec(
+        op="window_attention",
+        variant=f"{variant}: combine",
+        kernel=combine_kernel,
+        arguments=shared,
+        constants=combine_config(constants) | absent,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+        shape=shape,
+        bytes_moved=parts + width * num_heads * value_dim * element,
+    )
+    return [attend, combine]
 
 
 _window_attention = define_op(
     "window_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor positions, "
     "Tensor cu_tokens, Tensor base, Tensor slot_of_row, Tensor? ancestors, float scale, int sliding_window, "
-    "float soft_cap) -> Tensor",
+    "float soft_cap, Tensor? key_scale=None, Tensor? value_scale=None) -> Tensor",
     cpu=_window_attention_cpu,
     fake=_window_attention_fake,
+    cuda=window_attention_triton,
 )
 
 
@@ -271,6 +406,8 @@ def window_attention(
     scale: float,
     sliding_window: int = 0,
     soft_cap: float = 0.0,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each window token over its row's cache, in which the window's own keys already lie.
 
@@ -292,6 +429,8 @@ def window_attention(
         scale: of the scores.
         sliding_window: keys whose position is at most the query's minus this are hidden; 0 for none.
         soft_cap: c in `c * tanh(score / c)` (Gemma 2); 0 for none.
+        key_scale: float32 [Hkv], for caches of float8: what their keys are multiplied with.
+        value_scale: float32 [Hkv], likewise; both or neither.
 
     Returns:
         [W, Hq, Dv], zero in padding.
@@ -308,4 +447,6 @@ def window_attention(
         scale,
         sliding_window,
         soft_cap,
+        key_scale,
+        value_scale,
     )

@@ -73,7 +73,7 @@ class _NoDeviceGuard(TorchFunctionMode):
             if indices is None:
                 torch.ops.aten.copy_.default(view, value)
             else:
-                view.index_put_(indices, value.to(view.dtype))
+                torch.ops.aten.index_put_.default(view, indices, value.to(view.dtype))
             return None
         if func is torch.Tensor.__invert__:
             return torch.ops.aten.bitwise_not.default(*args)

@@ -1,0 +1,183 @@
+"""Compiles every specialisation of every kernel for every target, on a machine without a GPU, and reports what it uses.
+
+`python -m draftgraph.kernels.compile_report` prints the table, `--write` puts it into README.md, `--json FILE` writes
+the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from .triton_support import INTERPRETED, KernelSpec, triton
+
+OP_FILES: tuple[str, ...] = ("compact_path", "rope_and_cache", "window_attention")
+"""Files of this folder that have a `kernel_specs`."""
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+"""Bytes of shared memory that one block may have."""
+BANDWIDTH = 4.8e12
+"""Bytes per second of an H200's memory."""
+LAUNCH_SECONDS = 1.3e-6
+"""What a kernel costs in a CUDA graph even when it does nothing."""
+README = Path(__file__).with_name("README.md")
+_BEGIN, _END = "<!-- compile_report: begin -->", "<!-- compile_report: end -->"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one compiled kernel uses."""
+
+    op: str
+    variant: str
+    target: str
+    registers: int
+    """Of one thread: general registers on NVIDIA; vector registers, accumulation ones included, on AMD."""
+    spills: int
+    """On NVIDIA the bytes of a thread's stack, on AMD its spilled vector registers: 0 when everything fits."""
+    shared: int
+    """Bytes of a block."""
+
+
+def all_specs() -> list[KernelSpec]:
+    """Every specialisation of every op."""
+    specs: list[KernelSpec] = []
+    for name in OP_FILES:
+        specs += importlib.import_module(f".{name}", __package__).kernel_specs()
+    return specs
+
+
+def compile_spec(spec: KernelSpec, target: str) -> Usage:
+    """Compiles one specialisation to machine code and reads what it uses.
+
+    Raises:
+        RuntimeError: this process interprets kernels, so it cannot compile them.
+    """
+    if INTERPRETED:
+        raise RuntimeError("kernels cannot be compiled in a process that runs with TRITON_INTERPRET=1")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = spec.kernel.arg_names
+    signature, attributes = {}, {}
+    for index, name in enumerate(names):
+        kind = spec.arguments.get(name, "constexpr")
+        base, _, multiple = kind.partition(":")
+        signature[name] = base
+        if base.startswith("*") or multiple:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    unknown = (set(spec.arguments) | set(spec.constants)) - set(names)
+    missing = set(names) - set(spec.arguments) - set(spec.constants)
+    if unknown or missing:
+        raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
+    gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    constants = {**spec.constants, **(spec.hip_constants if gpu.backend == "hip" else {})}
+    options: dict[str, Any] = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    if spec.maxnreg is not None and gpu.backend == "cuda":
+        options["maxnreg"] = spec.maxnreg
+    compiled = triton.compile(
+        ASTSource(spec.kernel, signature, constants, attributes),
+        target=gpu,
+        options=options,
+    )
+    if gpu.backend == "hip":
+        registers, spills = _amd_usage(compiled.asm["amdgcn"])
+    else:
+        registers, spills = _nvidia_usage(compiled.asm["cubin"])
+    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
+
+
+def _amd_usage(assembly: str) -> tuple[int, int]:
+    fields = dict(re.findall(r"\.(agpr_count|vgpr_count|vgpr_spill_count):\s*(\d+)", assembly))
+    return int(fields["vgpr_count"]), int(fields["vgpr_spill_count"])
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True
+        ).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    if match is None:
+        raise RuntimeError(f"cannot read the resources of a kernel from {text!r}")
+    return int(match[1]), int(match[2]) + int(match[3])
+
+
+def _compile_one(job: tuple[int, str]) -> Usage:
+    index, target = job
+    return compile_spec(all_specs()[index], target)
+
+
+def compile_all(targets: Sequence[str] = TARGETS, processes: int = 2) -> list[Usage]:
+    """Compiles everything, in the order of the specs and, within a spec, of the targets."""
+    jobs = [(index, target) for index in range(len(all_specs())) for target in targets]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_compile_one, jobs, chunksize=4))
+
+
+def render_table(usages: Sequence[Usage]) -> str:
+    """The table of README.md: one line per specialisation, `registers/spills/shared` per target."""
+    lines = [
+        f"| op | specialisation | {' | '.join(TARGETS)} | must move | at | floor, us |",
+        f"| --- | --- | {' | '.join('---' for _ in TARGETS)} | --- | --- | --- |",
+    ]
+    by_key = {(u.op, u.variant, u.target): u for u in usages}
+    for spec in all_specs():
+        cells = []
+        for target in TARGETS:
+            usage = by_key[spec.op, spec.variant, target]
+            cells.append(f"{usage.registers}/{usage.spills}/{usage.shared}")
+        floor = 1e6 * (spec.bytes_moved / BANDWIDTH + LAUNCH_SECONDS)
+        size = f"{spec.bytes_moved / 1e6:.3g} MB"
+        lines.append(f"| {spec.op} | {spec.variant} | {' | '.join(cells)} | {size} | {spec.shape} | {floor:.1f} |")
+    return "\n".join(lines)
+
+
+def readme_table() -> str:
+    """The table that README.md holds."""
+    text = README.read_text(encoding="utf-8")
+    return text.split(_BEGIN, 1)[1].split(_END, 1)[0].strip()
+
+
+def write_readme(table: str) -> None:
+    """Puts the table in README.md's place for it."""
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(_BEGIN, 1)
+    after = rest.split(_END, 1)[1]
+    README.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{after}", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its result is the process's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true", help="put the table into kernels/README.md")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    options = parser.parse_args(arguments)
+    usages = compile_all()
+    if options.json is not None:
+        rows: list[dict[str, Any]] = [asdict(usage) for usage in usages]
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if options.write:
+        write_readme(render_table(usages))
+    elif options.json is None:
+        print(render_table(usages))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

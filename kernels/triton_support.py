@@ -1,0 +1,151 @@
+"""What every Triton kernel of this package shares: the guarded import, argument checks, workspaces, compile specs.
+
+An op's file stays importable where Triton has no build: `triton` and `tl` are then None, and `jit` leaves the function
+as it is. So a kernel's body may name `tl` freely, and nothing else at the top level of a file may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+INTERPRETED: bool = triton is not None and bool(triton.knobs.runtime.interpret)
+"""Whether kernels run under `TRITON_INTERPRET=1`: on CPU tensors, one program after another, in NumPy."""
+
+
+def jit(function: Any) -> Any:
+    """`triton.jit`, or nothing where Triton is absent."""
+    return function if triton is None else triton.jit(function)
+
+
+@jit
+def _round_compiled(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    return x.to(kind)
+
+
+@jit
+def _round_interpreted(x, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+    if kind == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, nearest, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(kind)
+
+
+round_to = _round_interpreted if INTERPRETED else _round_compiled
+"""`round_to(x, kind)`: float32 to the float type `kind`, to nearest, ties to even. The interpreter's own conversion to
+bfloat16 truncates."""
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is at least `size`, and at least 1: the length of a kernel's range."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    *,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int | None],
+    device: torch.device | None = None,
+    contiguous: bool = True,
+) -> None:
+    """Refuses an argument of a launch that its kernel could not take.
+
+    Args:
+        name: of the argument, for the message.
+        tensor: the argument.
+        dtypes: the types accepted.
+        shape: the sizes accepted; None accepts any.
+        device: where the op's other arguments are; None for the first one.
+        contiguous: require it; otherwise only that the last dimension has stride 1.
+
+    Raises:
+        ValueError: names the argument, what it is and what is accepted.
+    """
+    kind = "cpu" if INTERPRETED else "cuda"
+    if tensor.device.type != kind:
+        under = " under TRITON_INTERPRET" if INTERPRETED else ""
+        raise ValueError(f"{name} is on {tensor.device}: the Triton kernels{under} take {kind} tensors")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, the other arguments are on {device}")
+    if tensor.dtype not in dtypes:
+        accepted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}; accepted: {accepted}")
+    if len(shape) != tensor.dim() or any(
+        want is not None and want != have for want, have in zip(shape, tensor.shape, strict=True)
+    ):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; accepted: [{wanted}]")
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(f"{name} has strides {tensor.stride()}; accepted: contiguous")
+    if not contiguous and tensor.numel() and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has strides {tensor.stride()}; accepted: 1 in the last dimension")
+
+
+_WORKSPACES: dict[tuple[str, torch.device, torch.dtype, int], torch.Tensor] = {}
+
+
+def workspace(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A static buffer for what one launch of an op leaves to the next: [at least `numel`], contents undefined.
+
+    One buffer per (name, device, dtype, size rounded up to a power of two), made at first use and kept, so that every
+    call and every captured graph of that size uses the same memory: an op's launches follow each other on one stream,
+    and a buffer is dead when its op ends. Two streams of a device must not run the same op at the same time.
+
+    Raises:
+        RuntimeError: it would have to be made during a capture. Run the step once before capturing it.
+    """
+    size = next_power_of_2(numel)
+    key = (name, device, dtype, size)
+    buffer = _WORKSPACES.get(key)
+    if buffer is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"the workspace of {name} would be made during a capture: run the step once before")
+        buffer = _WORKSPACES[key] = torch.empty(size, dtype=dtype, device=device)
+    return buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec:
+    """One specialisation of a kernel that the engine can ask for: what `compile_report` compiles.
+
+    An op's file lists its own in a function `kernel_specs() -> list[KernelSpec]`, and `compile_report.OP_FILES` lists
+    the files.
+    """
+
+    op: str
+    """The op's name."""
+    variant: str
+    """What tells this specialisation from the op's others; unique within the op."""
+    kernel: Any
+    """The jitted function."""
+    arguments: Mapping[str, str]
+    """Triton type of each argument that is not a constant: `*bf16`, `*i32`, `fp32`, `i32`. A launch aligns pointers to
+    16 bytes; append `:16` to an integer that it passes as a multiple of 16."""
+    constants: Mapping[str, Any]
+    """The `constexpr` arguments, and those that are None or 1 at launch."""
+    hip_constants: Mapping[str, Any] = field(default_factory=dict)
+    """Those that differ on AMD."""
+    num_warps: int = 4
+    num_stages: int = 2
+    maxnreg: int | None = None
+    """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
+    shape: str
+    """The shape that `bytes_moved` is for, in words."""
+    bytes_moved: int
+    """The bytes that one launch must read and write at that shape."""
+    max_registers: int = 255
+    """The budget of one thread, on every target."""
+    max_shared: int = 64 * 1024
+    """The budget of one block in bytes, on every target: by default the smallest limit of any, gfx942's."""

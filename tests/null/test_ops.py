@@ -1,0 +1,118 @@
+"""Each op of a forward on fake CUDA tensors: it can be captured, and its fake has the shapes of the real op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from draftgraph.graphs.capture_guard import check_function, fake_cuda
+from draftgraph.kernels.compact_path import compact_path
+from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.rope_and_cache import rope_and_cache
+from draftgraph.kernels.window_attention import window_attention
+
+pytestmark = pytest.mark.null
+
+LAYERS, SLOTS, ROWS, WIDTH, HEADS, KV_HEADS, CONTEXT, SIZE, VALUE_SIZE = 2, 5, 4, 16, 8, 2, 128, 24, 16
+
+Make = Callable[..., torch.Tensor]
+
+
+def makers(device: torch.device | str) -> tuple[Make, Make]:
+    """Functions that make a tensor of bfloat16, or of a type given, and one of int32."""
+
+    def floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(shape, device=device).to(dtype)
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return floats, ints
+
+
+def attend(device: torch.device | str, *, tree: bool, float8: bool) -> torch.Tensor:
+    floats, ints = makers(device)
+    kind = FLOAT8 if float8 else torch.bfloat16
+    scale = floats(KV_HEADS, dtype=torch.float32) if float8 else None
+    cu_tokens = ints(ROWS + 1)
+    cu_tokens[1:] = WIDTH
+    return window_attention(
+        floats(WIDTH, HEADS, SIZE),
+        floats(SLOTS, KV_HEADS, CONTEXT, SIZE, dtype=kind),
+        floats(SLOTS, KV_HEADS, CONTEXT, VALUE_SIZE, dtype=kind),
+        ints(WIDTH),
+        cu_tokens,
+        ints(ROWS),
+        ints(ROWS),
+        ints(WIDTH).long() + 1 if tree else None,
+        0.25,
+        32 if tree else 0,
+        50.0 if tree else 0.0,
+        scale,
+        scale,
+    )
+
+
+def rotate(device: torch.device | str, *, norm: bool, float8: bool) -> torch.Tensor:
+    floats, ints = makers(device)
+    kind = FLOAT8 if float8 else torch.bfloat16
+    scale = floats(KV_HEADS, dtype=torch.float32) + 1 if float8 else None
+    return rope_and_cache(
+        floats(WIDTH, (HEADS + KV_HEADS) * SIZE + KV_HEADS * VALUE_SIZE),
+        floats(SIZE) if norm else None,
+        floats(SIZE) if norm else None,
+        floats(CONTEXT, SIZE // 2, dtype=torch.float32),
+        floats(CONTEXT, SIZE // 2, dtype=torch.float32),
+        ints(WIDTH),
+        ints(WIDTH),
+        ints(WIDTH),
+        ints(ROWS + 1),
+        ints(ROWS),
+        floats(SLOTS, KV_HEADS, CONTEXT, SIZE, dtype=kind),
+        floats(SLOTS, KV_HEADS, CONTEXT, VALUE_SIZE, dtype=kind),
+        HEADS,
+        1e-6,
+        False,
+        norm,
+        scale,
+        scale,
+    )
+
+
+def compact(device: torch.device | str, *, float8: bool) -> None:
+    floats, ints = makers(device)
+    kind = FLOAT8 if float8 else torch.bfloat16
+    compact_path(
+        floats(LAYERS, SLOTS, KV_HEADS, CONTEXT, SIZE, dtype=kind),
+        floats(LAYERS, SLOTS, KV_HEADS, CONTEXT, VALUE_SIZE, dtype=kind),
+        ints(ROWS, 6),
+        ints(ROWS),
+        ints(ROWS),
+        ints(ROWS),
+    )
+
+
+CASES = {
+    "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
+    "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
+    "window_attention, float8": lambda device: attend(device, tree=False, float8=True),
+    "rope_and_cache": lambda device: rotate(device, norm=False, float8=False),
+    "rope_and_cache with norms, interleaved": lambda device: rotate(device, norm=True, float8=False),
+    "rope_and_cache, float8": lambda device: rotate(device, norm=False, float8=True),
+    "compact_path": lambda device: compact(device, float8=False),
+    "compact_path, float8": lambda device: compact(device, float8=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_op_can_be_captured_and_its_fake_is_right(name):
+    real = CASES[name]("cpu")
+    results = []
+    with fake_cuda() as device:
+        check_function(name, lambda: results.append(CASES[name](device)))
+        assert results[0] is real or results[0].device.type == "cuda"
+    if real is not None:
+        assert results[0].shape == real.shape
+        assert results[0].dtype == real.dtype
