@@ -25,6 +25,7 @@ from .triton_support import INTERPRETED, KernelSpec, triton
 OP_FILES: tuple[str, ...] = (
     "commit",
     "compact_path",
+    "ngram_propose",
     "pack_window",
     "plan_window",
     "rope_and_cache",

@@ -10,6 +10,7 @@ import torch
 from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.commit import commit
+from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
 
@@ -96,11 +97,30 @@ def finish(device: torch.device | str) -> None:
     )
 
 
+def look_up(device: torch.device | str) -> None:
+    s = make_state(device)
+    slots = s.tokens.shape[0]
+    ngram_propose(
+        s.tokens,
+        s.length,
+        s.finished,
+        s.slot_of_row,
+        ints(device, slots, 3, CONTEXT),
+        ints(device, slots, 3, CONTEXT),
+        ints(device, slots),
+        s.draft_tokens,
+        s.draft_count,
+        2,
+        4,
+    )
+
+
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
     "pack_window": pack,
     "pack_prefill": chunk,
     "commit": finish,
+    "ngram_propose": look_up,
 }
 
 
