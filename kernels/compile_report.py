@@ -23,6 +23,7 @@ from typing import Any
 from .triton_support import INTERPRETED, KernelSpec, triton
 
 OP_FILES: tuple[str, ...] = (
+    "budget_topk",
     "commit",
     "compact_path",
     "ngram_propose",

@@ -30,11 +30,7 @@ def hash_shift(heads: torch.Tensor, min_n: int, max_n: int) -> int:
 @jit
 def _bucket_of(value, BUCKETS: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
     # A shift by all 32 bits is undefined.
-    if BUCKETS == 1:
-        bucket = (value * 0).to(tl.int32)
-    else:
-        bucket = (value >> SHIFT).to(tl.int32)
-    return bucket
+    return (value * 0).to(tl.int32) if BUCKETS == 1 else (value >> SHIFT).to(tl.int32)
 
 
 @jit

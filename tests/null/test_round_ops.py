@@ -9,6 +9,7 @@ import torch
 
 from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
@@ -46,6 +47,24 @@ def plan(device: torch.device | str) -> None:
         s.draft_limit,
         s.slot_of_row,
         ints(device, 3) + 16,
+        s.cu_tokens,
+        s.base,
+        s.width_index,
+    )
+
+
+def share(device: torch.device | str) -> None:
+    s = make_state(device)
+    budget_topk(
+        s.finished,
+        s.length,
+        s.limit,
+        s.draft_count,
+        s.draft_limit,
+        s.slot_of_row,
+        ints(device, 3) + 16,
+        s.confidence,
+        ints(device, 1),
         s.cu_tokens,
         s.base,
         s.width_index,
@@ -117,6 +136,7 @@ def look_up(device: torch.device | str) -> None:
 
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
+    "budget_topk": share,
     "pack_window": pack,
     "pack_prefill": chunk,
     "commit": finish,
