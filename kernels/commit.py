@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
+from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
 
 # The codes of `graphs/state.py`, which this package may not import; a test holds them equal.
 FINISH_NONE = 0
@@ -12,6 +13,9 @@ FINISH_STOP = 1
 FINISH_LENGTH = 2
 FINISH_CANCELLED = 3
 FINISH_ERROR = 4
+
+# The most entries of the kernel's tile of rows and emitted tokens.
+_TILE = 1024
 
 
 def commit_reference(
@@ -189,6 +193,220 @@ def _commit_cpu(
     running.numpy()[0] = not pause.numpy()[0] and not all(finished_of[slot] for slot in slots)
 
 
+@jit
+def _commit_kernel(  # type: ignore[no-untyped-def]
+    emitted,
+    accepted,
+    row_failed,
+    cu_tokens,
+    slot_of_row,
+    stop_token_ids,
+    limit,
+    cancel,
+    pause,
+    tokens,
+    length,
+    finished,
+    finish_reason,
+    ring_tokens,
+    ring_count,
+    rounds,
+    histogram,
+    running,
+    context,
+    ring,
+    NUM_ROWS: tl.constexpr,
+    EMITTED: tl.constexpr,
+    STOPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STOP: tl.constexpr,
+    LENGTH: tl.constexpr,
+    CANCELLED: tl.constexpr,
+    ERROR: tl.constexpr,
+):
+    # One program for the bucket, `ROWS` rows at a time: the running flag needs them all.
+    column = tl.arange(0, COLUMNS)
+    unfinished = 0
+    for first_row in range(0, NUM_ROWS, ROWS):
+        row = first_row + tl.arange(0, ROWS)
+        inside = row < NUM_ROWS
+        slot = tl.load(slot_of_row + row, mask=inside, other=0).to(tl.int64)
+        begin = tl.load(cu_tokens + row, mask=inside, other=0)
+        verified = tl.load(cu_tokens + row + 1, mask=inside, other=0) - begin - 1
+        # Only live rows are written. No two of them share a slot.
+        live = inside & (verified >= 0)
+        last = tl.load(accepted + slot, mask=live, other=0)
+        failed = tl.load(row_failed + slot, mask=live, other=0).to(tl.int32) != 0
+        cancelled = tl.load(cancel + slot, mask=live, other=0).to(tl.int32) != 0
+        old_length = tl.load(length + slot, mask=live, other=1)
+        most = tl.load(limit + slot, mask=live, other=0)
+        old_count = tl.load(ring_count + slot, mask=live, other=0)
+        was_finished = tl.load(finished + slot, mask=inside & ~live, other=1).to(tl.int32)
+
+        candidate = (live & ~failed)[:, None] & (column[None, :] <= last[:, None]) & (column < EMITTED)[None, :]
+        new = tl.load(emitted + slot[:, None] * EMITTED + column[None, :], mask=candidate, other=-1)
+        is_stop = tl.zeros([ROWS, COLUMNS], dtype=tl.int32)
+        for index in range(STOPS):
+            stop = tl.load(stop_token_ids + slot * STOPS + index, mask=live, other=-1)
+            is_stop = tl.where((new == stop[:, None]) & (stop >= 0)[:, None] & candidate, 1, is_stop)
+        stops_before = tl.cumsum(is_stop, 1) - is_stop
+        appended = candidate & (stops_before == 0) & (column[None, :] < (most - old_length)[:, None])
+        count = tl.sum(appended.to(tl.int32), 1)
+        stopped = tl.max(tl.where(appended, is_stop, 0), 1) > 0
+
+        at = (old_length[:, None] + column[None, :]) % context
+        tl.store(tokens + slot[:, None] * context + at, new, mask=appended)
+        at = (old_count[:, None] + column[None, :]) % ring
+        tl.store(ring_tokens + slot[:, None] * ring + at, new, mask=appended)
+        new_length = old_length + count
+        tl.store(length + slot, new_length, mask=live)
+        reason = tl.where(new_length >= most, LENGTH, 0)
+        reason = tl.where(stopped, STOP, reason)
+        reason = tl.where(cancelled, CANCELLED, reason)
+        reason = tl.where(failed, ERROR, reason)
+        tl.store(finish_reason + slot, reason, mask=live)
+        tl.store(finished + slot, reason != 0, mask=live)
+        unfinished += tl.sum(tl.where(live, (reason == 0).to(tl.int32), 1 - was_finished), 0)
+
+        tl.store(rounds + slot, tl.load(rounds + slot, mask=live, other=0) + 1, mask=live)
+        cell = histogram + (slot * EMITTED + verified) * EMITTED + last
+        tl.store(cell, tl.load(cell, mask=live, other=0) + 1, mask=live)
+
+        # The host polls the count, maybe in mapped memory, and then reads the tokens: the barrier orders all
+        # threads' stores before the count, and the release at system scope publishes them with it.
+        tl.debug_barrier()
+        tl.atomic_xchg(ring_count + slot, old_count + count, mask=live, sem="release", scope="sys")
+    paused = tl.load(pause).to(tl.int32)
+    tl.store(running, (unfinished > 0) & (paused == 0))
+
+
+def _sizes(rows: int, emitted: int, stops: int) -> dict[str, int]:
+    """The constants of the kernel."""
+    columns = next_power_of_2(emitted)
+    return {
+        "NUM_ROWS": rows,
+        "EMITTED": emitted,
+        "STOPS": stops,
+        "ROWS": min(next_power_of_2(rows), max(1, _TILE // columns)),
+        "COLUMNS": columns,
+        "STOP": FINISH_STOP,
+        "LENGTH": FINISH_LENGTH,
+        "CANCELLED": FINISH_CANCELLED,
+        "ERROR": FINISH_ERROR,
+    }
+
+
+def _num_warps(sizes: dict[str, int]) -> int:
+    return 1 if sizes["ROWS"] * sizes["COLUMNS"] <= 128 else 4
+
+
+def commit_triton(
+    emitted: torch.Tensor,
+    accepted: torch.Tensor,
+    row_failed: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    slot_of_row: torch.Tensor,
+    stop_token_ids: torch.Tensor,
+    limit: torch.Tensor,
+    cancel: torch.Tensor,
+    pause: torch.Tensor,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    finished: torch.Tensor,
+    finish_reason: torch.Tensor,
+    ring_tokens: torch.Tensor,
+    ring_count: torch.Tensor,
+    rounds: torch.Tensor,
+    histogram: torch.Tensor,
+    running: torch.Tensor,
+) -> None:
+    """The launch for CUDA tensors, or for CPU tensors under the interpreter.
+
+    Raises:
+        ValueError: an argument that the kernel could not take, or a ring that does not hold the tokens of one round.
+    """
+    device, int32, int64, flag = emitted.device, (torch.int32,), (torch.int64,), (torch.bool,)
+    check_tensor("emitted", emitted, dtypes=int32, shape=(None, None), device=device)
+    slots, width = emitted.shape
+    check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
+    rows = slot_of_row.shape[0]
+    check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
+    for name, tensor, kinds in (
+        ("accepted", accepted, int32),
+        ("row_failed", row_failed, flag),
+        ("limit", limit, int32),
+        ("cancel", cancel, flag),
+        ("length", length, int32),
+        ("finished", finished, flag),
+        ("finish_reason", finish_reason, int32),
+        ("ring_count", ring_count, int64),
+        ("rounds", rounds, int64),
+    ):
+        check_tensor(name, tensor, dtypes=kinds, shape=(slots,), device=device)
+    for name, tensor in (("stop_token_ids", stop_token_ids), ("tokens", tokens), ("ring_tokens", ring_tokens)):
+        check_tensor(name, tensor, dtypes=int32, shape=(slots, None), device=device)
+    check_tensor("histogram", histogram, dtypes=int64, shape=(slots, width, width), device=device)
+    for name, tensor in (("pause", pause), ("running", running)):
+        check_tensor(name, tensor, dtypes=flag, shape=(1,), device=device)
+    _check_ring(emitted, ring_tokens)
+    if not 1 <= width <= _TILE:
+        raise ValueError(f"emitted has {width} columns; accepted: 1 to {_TILE}")
+    sizes = _sizes(rows, width, stop_token_ids.shape[1])
+    _commit_kernel[(1,)](
+        emitted,
+        accepted,
+        row_failed,
+        cu_tokens,
+        slot_of_row,
+        stop_token_ids,
+        limit,
+        cancel,
+        pause,
+        tokens,
+        length,
+        finished,
+        finish_reason,
+        ring_tokens,
+        ring_count,
+        rounds,
+        histogram,
+        running,
+        tokens.shape[1],
+        ring_tokens.shape[1],
+        **sizes,
+        num_warps=_num_warps(sizes),
+    )
+
+
+def kernel_specs() -> list[KernelSpec]:
+    """The smallest bucket, without drafts and with them, the largest, and one with the tokens of a deep tree."""
+
+    def spec(rows: int, drafts: int) -> KernelSpec:
+        arguments = dict.fromkeys(["row_failed", "cancel", "pause", "finished", "running"], "*i1")
+        arguments |= dict.fromkeys(["ring_count", "rounds", "histogram"], "*i64")
+        arguments |= dict.fromkeys(["emitted", "accepted", "cu_tokens", "slot_of_row", "stop_token_ids"], "*i32")
+        arguments |= dict.fromkeys(["limit", "tokens", "length", "finish_reason", "ring_tokens"], "*i32")
+        arguments |= {"context": "i32:16", "ring": "i32:16"}
+        sizes = _sizes(rows, drafts + 1, 8)
+        named = f"{rows} row{'s' if rows > 1 else ''}, {drafts} drafts"
+        return KernelSpec(
+            op="commit",
+            variant=named,
+            kernel=_commit_kernel,
+            arguments=arguments,
+            constants=sizes,
+            num_warps=_num_warps(sizes),
+            num_stages=3,
+            shape=f"{named}, 8 stop tokens",
+            # Per row 12 for each token, 32 for the stop tokens, three counters of 8 and seven numbers of 4 bytes.
+            bytes_moved=rows * (12 * (drafts + 1) + 32 + 48 + 36),
+            max_registers=192,
+        )
+
+    return [spec(1, 0), spec(1, 7), spec(16, 7), spec(16, 64)]
+
+
 def _commit_fake(*args: torch.Tensor) -> None:
     return None
 
@@ -200,5 +418,6 @@ commit = define_op(
     "Tensor(g!) rounds, Tensor(h!) histogram, Tensor(i!) running) -> ()",
     cpu=_commit_cpu,
     fake=_commit_fake,
+    cuda=commit_triton,
 )
 """`draftgraph::commit`; see `commit_reference`."""

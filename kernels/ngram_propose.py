@@ -12,11 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .ngram_propose_triton import MULTIPLIER, hash_shift, kernel_specs, ngram_propose_triton
 from .registration import define_op
+
+__all__ = [
+    "find_match",
+    "index_tokens",
+    "kernel_specs",
+    "ngram_propose",
+    "ngram_propose_reference",
+    "ngram_propose_triton",
+    "reset_ngram",
+]
 
 IntArray = npt.NDArray[np.int32]
 
-_MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
 # From so many new tokens on, indexing them together is faster than one by one.
 _MANY = 24
@@ -61,7 +71,7 @@ def ngram_propose_reference(
     Raises:
         ValueError: sizes do not fit, or H is not a power of two.
     """
-    shift = _hash_shift(heads, min_n, max_n)
+    shift = hash_shift(heads, min_n, max_n)
     for slot in slot_of_row.tolist():
         draft_tokens[slot] = -1
         draft_count[slot] = 0
@@ -115,18 +125,9 @@ def _hashes(suffix: list[int]) -> list[int]:
     value = 0
     hashes = []
     for token in reversed(suffix):
-        value = (value ^ token) * _MULTIPLIER & _MASK
+        value = (value ^ token) * MULTIPLIER & _MASK
         hashes.append(value)
     return hashes
-
-
-def _hash_shift(heads: torch.Tensor, min_n: int, max_n: int) -> int:
-    buckets = heads.shape[2]
-    if not 1 <= min_n <= max_n or heads.shape[1] != max_n - min_n + 1:
-        raise ValueError(f"n-grams of {min_n} to {max_n} tokens do not fit {heads.shape[1]} tables")
-    if buckets & (buckets - 1):
-        raise ValueError(f"the number of buckets must be a power of two, got {buckets}")
-    return 33 - buckets.bit_length()
 
 
 def _ngram_propose_cpu(
@@ -142,7 +143,7 @@ def _ngram_propose_cpu(
     min_n: int,
     max_n: int,
 ) -> None:
-    shift = _hash_shift(heads, min_n, max_n)
+    shift = hash_shift(heads, min_n, max_n)
     tokens_of, heads_of, links_of = tokens.numpy(), heads.numpy(), links.numpy()
     drafts_of, count_of, indexed_of = draft_tokens.numpy(), draft_count.numpy(), indexed.numpy()
     for slot in slot_of_row.tolist():
@@ -192,7 +193,7 @@ def _index_many(
             first = n - 1
         if first >= end:
             return
-        value = (value ^ unsigned[first + 1 - n : end + 1 - n]) * np.uint32(_MULTIPLIER)
+        value = (value ^ unsigned[first + 1 - n : end + 1 - n]) * np.uint32(MULTIPLIER)
         if n < min_n:
             continue
         table, chain = heads[n - min_n], links[n - min_n]
@@ -243,5 +244,6 @@ ngram_propose = define_op(
     "int max_n) -> ()",
     cpu=_ngram_propose_cpu,
     fake=_ngram_propose_fake,
+    cuda=ngram_propose_triton,
 )
 """`draftgraph::ngram_propose`; see `ngram_propose_reference`."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
+from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+
+_BLOCK = 64
+_PREFILL_BLOCK = 256
 
 
 def pack_window_reference(
@@ -159,6 +163,225 @@ def _pack_prefill_cpu(
     slot_of_row.copy_(prefill_slot)
 
 
+@jit
+def _pack_window_kernel(  # type: ignore[no-untyped-def]
+    tokens,
+    length,
+    draft_tokens,
+    cu_tokens,
+    slot_of_row,
+    window_tokens,
+    window_positions,
+    window_slots,
+    window_rows,
+    width,
+    context,
+    reserved_slot,
+    NUM_ROWS: tl.constexpr,
+    NUM_DRAFTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    every_row = tl.arange(0, ROWS)
+    ends = tl.load(cu_tokens + 1 + every_row, mask=every_row < NUM_ROWS, other=2147483647)
+    row = tl.sum((ends[None, :] <= packed[:, None]).to(tl.int32), 1)
+    used = row < NUM_ROWS
+    offset = packed - tl.load(cu_tokens + row, mask=used, other=0)
+    slot = tl.load(slot_of_row + row, mask=used, other=0)
+    anchor = tl.load(length + slot, mask=used, other=1) - 1
+    token = tl.load(tokens + slot.to(tl.int64) * context + anchor, mask=used, other=0)
+    if NUM_DRAFTS > 0:
+        is_draft = used & (offset > 0)
+        at = tl.minimum(tl.maximum(offset - 1, 0), NUM_DRAFTS - 1)
+        draft = tl.load(draft_tokens + slot.to(tl.int64) * NUM_DRAFTS + at, mask=is_draft, other=0)
+        token = tl.where(is_draft, tl.maximum(draft, 0), token)
+    inside = packed < width
+    tl.store(window_tokens + packed, token, mask=inside)
+    tl.store(window_positions + packed, tl.where(used, anchor + offset, 0), mask=inside)
+    tl.store(window_slots + packed, tl.where(used, slot, reserved_slot), mask=inside)
+    tl.store(window_rows + packed, tl.where(used, row, -1), mask=inside)
+
+
+@jit
+def _pack_prefill_kernel(  # type: ignore[no-untyped-def]
+    tokens,
+    prefill_slot,
+    prefill_range,
+    window_tokens,
+    window_positions,
+    window_slots,
+    window_rows,
+    cu_tokens,
+    base,
+    slot_of_row,
+    width,
+    context,
+    reserved_slot,
+    BLOCK: tl.constexpr,
+):
+    packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(prefill_slot)
+    start = tl.load(prefill_range)
+    count = tl.load(prefill_range + 1)
+    used = packed < count
+    position = start + packed
+    at = tl.minimum(tl.maximum(position, 0), context - 1)
+    inside = packed < width
+    token = tl.load(tokens + slot.to(tl.int64) * context + at, mask=used & inside, other=0)
+    tl.store(window_tokens + packed, token, mask=inside)
+    tl.store(window_positions + packed, tl.where(used, position, 0), mask=inside)
+    tl.store(window_slots + packed, tl.where(used, slot, reserved_slot), mask=inside)
+    tl.store(window_rows + packed, tl.where(used, 0, -1), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(cu_tokens, 0)
+        tl.store(cu_tokens + 1, count)
+        tl.store(base, start)
+        tl.store(slot_of_row, slot)
+
+
+def _check_window(device: torch.device, *window: torch.Tensor) -> int:
+    """Checks the tensors of the packed window, in the order of the op's arguments; their length."""
+    for index, name in enumerate(("window_tokens", "window_positions", "window_slots", "window_rows")):
+        width = None if index == 0 else window[0].shape[0]
+        check_tensor(name, window[index], dtypes=(torch.int32,), shape=(width,), device=device)
+    return window[0].shape[0]
+
+
+def pack_window_triton(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    slot_of_row: torch.Tensor,
+    window_tokens: torch.Tensor,
+    window_positions: torch.Tensor,
+    window_slots: torch.Tensor,
+    window_rows: torch.Tensor,
+) -> None:
+    """The launch for CUDA tensors, or for CPU tensors under the interpreter.
+
+    Raises:
+        ValueError: an argument that the kernel could not take.
+    """
+    device, int32 = tokens.device, (torch.int32,)
+    check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
+    slots, context = tokens.shape
+    check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
+    check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(slots, None), device=device)
+    check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
+    rows = slot_of_row.shape[0]
+    check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
+    window = (window_tokens, window_positions, window_slots, window_rows)
+    width = _check_window(device, *window)
+    if width == 0:
+        return
+    _pack_window_kernel[(-(-width // _BLOCK),)](
+        tokens,
+        length,
+        draft_tokens,
+        cu_tokens,
+        slot_of_row,
+        *window,
+        width,
+        context,
+        slots - 1,
+        NUM_ROWS=rows,
+        NUM_DRAFTS=draft_tokens.shape[1],
+        ROWS=next_power_of_2(rows),
+        BLOCK=_BLOCK,
+        num_warps=2,
+    )
+
+
+def pack_prefill_triton(
+    tokens: torch.Tensor,
+    prefill_slot: torch.Tensor,
+    prefill_range: torch.Tensor,
+    window_tokens: torch.Tensor,
+    window_positions: torch.Tensor,
+    window_slots: torch.Tensor,
+    window_rows: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    base: torch.Tensor,
+    slot_of_row: torch.Tensor,
+) -> None:
+    """The launch for CUDA tensors, or for CPU tensors under the interpreter.
+
+    Raises:
+        ValueError: an argument that the kernel could not take.
+    """
+    device, int32 = tokens.device, (torch.int32,)
+    check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
+    slots, context = tokens.shape
+    check_tensor("prefill_slot", prefill_slot, dtypes=int32, shape=(1,), device=device)
+    check_tensor("prefill_range", prefill_range, dtypes=int32, shape=(2,), device=device)
+    window = (window_tokens, window_positions, window_slots, window_rows)
+    width = _check_window(device, *window)
+    check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(2,), device=device)
+    check_tensor("base", base, dtypes=int32, shape=(1,), device=device)
+    check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(1,), device=device)
+    _pack_prefill_kernel[(max(1, -(-width // _PREFILL_BLOCK)),)](
+        tokens,
+        prefill_slot,
+        prefill_range,
+        *window,
+        cu_tokens,
+        base,
+        slot_of_row,
+        width,
+        context,
+        slots - 1,
+        BLOCK=_PREFILL_BLOCK,
+        num_warps=4,
+    )
+
+
+def kernel_specs() -> list[KernelSpec]:
+    """The smallest bucket, without drafts and with them, and the largest; and a chunk of a prompt."""
+    pointers = ["tokens", "cu_tokens", "slot_of_row"]
+    pointers += ["window_tokens", "window_positions", "window_slots", "window_rows"]
+    sizes = {"width": "i32", "context": "i32:16", "reserved_slot": "i32"}
+
+    def window(variant: str, rows: int, drafts: int, width: int) -> KernelSpec:
+        return KernelSpec(
+            op="pack_window",
+            variant=variant,
+            kernel=_pack_window_kernel,
+            arguments=dict.fromkeys([*pointers, "length", "draft_tokens"], "*i32") | sizes,
+            constants={
+                "NUM_ROWS": rows,
+                "NUM_DRAFTS": drafts,
+                "ROWS": next_power_of_2(rows),
+                "BLOCK": _BLOCK,
+            },
+            num_warps=2,
+            num_stages=3,
+            shape=f"{width} tokens of {rows} row{'s' if rows > 1 else ''}",
+            bytes_moved=20 * width + 12 * rows + 4,
+            max_registers=96,
+        )
+
+    return [
+        window("1 row, no drafts", 1, 0, 2),
+        window("1 row, 7 drafts", 1, 7, 8),
+        window("16 rows, 7 drafts", 16, 7, 128),
+        KernelSpec(
+            op="pack_prefill",
+            variant="a chunk",
+            kernel=_pack_prefill_kernel,
+            arguments=dict.fromkeys([*pointers, "prefill_slot", "prefill_range", "base"], "*i32")
+            | sizes
+            | {"width": "i32:16"},
+            constants={"BLOCK": _PREFILL_BLOCK},
+            num_stages=3,
+            shape="512 tokens",
+            bytes_moved=20 * 512 + 28,
+            max_registers=64,
+        ),
+    ]
+
+
 def _writes_only(*args: torch.Tensor) -> None:
     return None
 
@@ -172,6 +395,7 @@ pack_window = define_op(
     f"{_WINDOW_SCHEMA}) -> ()",
     cpu=_pack_window_cpu,
     fake=_writes_only,
+    cuda=pack_window_triton,
 )
 """`draftgraph::pack_window`; see `pack_window_reference`."""
 
@@ -180,5 +404,6 @@ pack_prefill = define_op(
     "Tensor(e!) cu_tokens, Tensor(f!) base, Tensor(g!) slot_of_row) -> ()",
     cpu=_pack_prefill_cpu,
     fake=_writes_only,
+    cuda=pack_prefill_triton,
 )
 """`draftgraph::pack_prefill`; see `pack_prefill_reference`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
+from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
 
 
 def plan_window_reference(
@@ -84,6 +85,171 @@ def _plan_window_cpu(
     width_index.numpy()[0] = sum(width < ends[-1] for width in widths.tolist())
 
 
+@jit
+def row_candidates(finished, length, limit, draft_count, draft_limit, slot_of_row, row, NUM_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Per row of the bucket: its slot, whether it is live, its length, and the most drafts that it may verify."""
+    inside = row < NUM_ROWS
+    slot = tl.load(slot_of_row + row, mask=inside, other=0).to(tl.int64)
+    is_finished = tl.load(finished + slot, mask=inside, other=1).to(tl.int32)
+    live = inside & (is_finished == 0)
+    most = tl.load(draft_limit + tl.sum(live.to(tl.int32), 0))
+    row_length = tl.load(length + slot, mask=inside, other=1)
+    room = tl.load(limit + slot, mask=inside, other=0) - row_length - 1
+    drafts = tl.minimum(tl.minimum(tl.load(draft_count + slot, mask=inside, other=0), most), room)
+    return slot, live, row_length, tl.where(live, tl.maximum(drafts, 0), 0)
+
+
+@jit
+def write_windows(  # type: ignore[no-untyped-def]
+    slot,
+    live,
+    row_length,
+    drafts,
+    draft_count,
+    widths,
+    cu_tokens,
+    base,
+    width_index,
+    row,
+    NUM_ROWS: tl.constexpr,
+    NUM_WIDTHS: tl.constexpr,
+    BLOCK_WIDTHS: tl.constexpr,
+):
+    """Writes the rows' drafts and windows and the first of the widths that holds them."""
+    inside = row < NUM_ROWS
+    # Rows that share a slot, the padding ones, are finished and all write 0.
+    tl.store(draft_count + slot, drafts, mask=inside)
+    tl.store(base + row, row_length - 1, mask=inside)
+    size = drafts + live.to(tl.int32)
+    tl.store(cu_tokens, 0)
+    tl.store(cu_tokens + 1 + row, tl.cumsum(size, 0), mask=inside)
+    at = tl.arange(0, BLOCK_WIDTHS)
+    width = tl.load(widths + at, mask=at < NUM_WIDTHS, other=2147483647)
+    tl.store(width_index, tl.sum((width < tl.sum(size, 0)).to(tl.int32), 0))
+
+
+@jit
+def _plan_window_kernel(  # type: ignore[no-untyped-def]
+    finished,
+    length,
+    limit,
+    draft_count,
+    draft_limit,
+    slot_of_row,
+    widths,
+    cu_tokens,
+    base,
+    width_index,
+    NUM_ROWS: tl.constexpr,
+    NUM_WIDTHS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_WIDTHS: tl.constexpr,
+):
+    row = tl.arange(0, ROWS)
+    slot, live, row_length, drafts = row_candidates(
+        finished, length, limit, draft_count, draft_limit, slot_of_row, row, NUM_ROWS
+    )
+    write_windows(
+        slot, live, row_length, drafts, draft_count, widths, cu_tokens, base, width_index, row, NUM_ROWS, NUM_WIDTHS,
+        BLOCK_WIDTHS,
+    )  # fmt: skip
+
+
+def check_plan(
+    finished: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_count: torch.Tensor,
+    draft_limit: torch.Tensor,
+    slot_of_row: torch.Tensor,
+    widths: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    base: torch.Tensor,
+    width_index: torch.Tensor,
+) -> dict[str, int]:
+    """Checks what the launches of `plan_window` and `budget_topk` take in common.
+
+    Returns:
+        The sizes of their kernels.
+
+    Raises:
+        ValueError: an argument that the kernel could not take.
+    """
+    device, int32 = finished.device, (torch.int32,)
+    check_tensor("finished", finished, dtypes=(torch.bool,), shape=(None,), device=device)
+    slots = finished.shape[0]
+    for name, of_slot in (("length", length), ("limit", limit), ("draft_count", draft_count)):
+        check_tensor(name, of_slot, dtypes=int32, shape=(slots,), device=device)
+    check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
+    rows = slot_of_row.shape[0]
+    check_tensor("draft_limit", draft_limit, dtypes=int32, shape=(None,), device=device)
+    if draft_limit.shape[0] <= rows:
+        raise ValueError(f"draft_limit has {draft_limit.shape[0]} entries; accepted: at least {rows + 1}, rows and one")
+    check_tensor("widths", widths, dtypes=int32, shape=(None,), device=device)
+    check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
+    check_tensor("base", base, dtypes=int32, shape=(rows,), device=device)
+    check_tensor("width_index", width_index, dtypes=int32, shape=(1,), device=device)
+    return plan_sizes(rows, widths.shape[0])
+
+
+def plan_sizes(rows: int, num_widths: int) -> dict[str, int]:
+    """The sizes of the kernels of `plan_window` and `budget_topk`."""
+    return {
+        "NUM_ROWS": rows,
+        "NUM_WIDTHS": num_widths,
+        "ROWS": next_power_of_2(rows),
+        "BLOCK_WIDTHS": next_power_of_2(num_widths),
+    }
+
+
+def plan_window_triton(
+    finished: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_count: torch.Tensor,
+    draft_limit: torch.Tensor,
+    slot_of_row: torch.Tensor,
+    widths: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    base: torch.Tensor,
+    width_index: torch.Tensor,
+) -> None:
+    """The launch for CUDA tensors, or for CPU tensors under the interpreter.
+
+    Raises:
+        ValueError: an argument that the kernel could not take.
+    """
+    tensors = (
+        finished, length, limit, draft_count, draft_limit, slot_of_row, widths, cu_tokens, base, width_index
+    )  # fmt: skip
+    _plan_window_kernel[(1,)](*tensors, **check_plan(*tensors), num_warps=1)
+
+
+def plan_arguments() -> dict[str, str]:
+    """The types of what the kernels of `plan_window` and `budget_topk` take in common."""
+    names = ["length", "limit", "draft_count", "draft_limit", "slot_of_row", "widths", "cu_tokens", "base"]
+    return {"finished": "*i1"} | dict.fromkeys([*names, "width_index"], "*i32")
+
+
+def kernel_specs() -> list[KernelSpec]:
+    """The smallest bucket and the largest."""
+    return [
+        KernelSpec(
+            op="plan_window",
+            variant=f"{rows} row{'s' if rows > 1 else ''}",
+            kernel=_plan_window_kernel,
+            arguments=plan_arguments(),
+            constants=plan_sizes(rows, 6),
+            num_warps=1,
+            num_stages=3,
+            shape=f"{rows} row{'s' if rows > 1 else ''}, 6 widths",
+            bytes_moved=rows * 29 + 36,
+            max_registers=64,
+        )
+        for rows in (1, 16)
+    ]
+
+
 def _plan_window_fake(*args: torch.Tensor) -> None:
     return None
 
@@ -93,5 +259,6 @@ plan_window = define_op(
     "Tensor slot_of_row, Tensor widths, Tensor(b!) cu_tokens, Tensor(c!) base, Tensor(d!) width_index) -> ()",
     cpu=_plan_window_cpu,
     fake=_plan_window_fake,
+    cuda=plan_window_triton,
 )
 """`draftgraph::plan_window`; see `plan_window_reference`."""

@@ -1,0 +1,310 @@
+"""Every op of kernels/ at one shape, next to the time that an H200 cannot beat: one row of 8 tokens of an 8B model.
+
+pytest tests/bench/test_ops.py --benchmark-enable -s
+
+With a CUDA device the op is replayed from a graph, as in a round, and the share of the limit is printed too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from draftgraph import kernels
+from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.accept_coupled import accept_coupled
+from draftgraph.kernels.accept_standard import accept_standard
+from draftgraph.kernels.budget_topk import budget_topk
+from draftgraph.kernels.commit import commit
+from draftgraph.kernels.compact_path import compact_path
+from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
+from draftgraph.kernels.linear import linear
+from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_window import pack_prefill, pack_window
+from draftgraph.kernels.plan_window import plan_window
+from draftgraph.kernels.record_logprobs import record_logprobs
+from draftgraph.kernels.rope_and_cache import rope_and_cache
+from draftgraph.kernels.sample_target import sample_target
+from draftgraph.kernels.window_attention import window_attention
+
+pytestmark = pytest.mark.bench
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DRAFTS, WIDTH, VOCAB, CACHED, CONTEXT = 7, 8, 128256, 4096, 4608
+HEADS, KV_HEADS, SIZE, HIDDEN, CHUNK, LAYERS = 32, 8, 128, 4096, 512, 32
+REPEATS = 16
+"""Calls in one CUDA graph; each works on a slot of its own, so that none finds its work done."""
+ROUNDS = 30
+
+
+@dataclass
+class OpCase:
+    """An op at the reference shape."""
+
+    run: Callable[[int], object]
+    """Calls the op on a slot."""
+    specs: Sequence[str] = ()
+    """The specialisations of its kernels that this shape launches, one after another; they give the bytes."""
+    bytes_moved: int = 0
+    """For an op without kernels of its own."""
+    written: Sequence[torch.Tensor] = field(default_factory=list)
+    """What a call changes that the next one's work depends on; put back before each measurement."""
+
+
+def state() -> DecodeState:
+    """All slots alike: 4097 committed tokens, seven drafts."""
+    shape = StateShape(
+        slots=REPEATS,
+        context=CONTEXT,
+        num_drafts=DRAFTS,
+        vocab_size=VOCAB,
+        max_bucket=REPEATS,
+        max_width=WIDTH,
+        max_chunk=CHUNK,
+    )
+    s = DecodeState.allocate(shape, dtype=torch.bfloat16, device="cpu")
+    s.tokens.copy_(torch.randint(0, VOCAB, s.tokens.shape))
+    s.tokens[:, CACHED - 2 : CACHED + 1] = s.tokens[:, 100:103]
+    s.length.fill_(CACHED + 1)
+    s.limit.fill_(CONTEXT)
+    s.finished[:-1] = False
+    s.draft_count.fill_(DRAFTS)
+    s.confidence.copy_(torch.rand(s.confidence.shape))
+    s.draft_tokens.copy_(torch.randint(0, VOCAB, s.draft_tokens.shape))
+    s.emitted.copy_(torch.randint(0, VOCAB, s.emitted.shape))
+    s.accepted.fill_(DRAFTS)
+    s.slot_of_row.copy_(torch.arange(REPEATS))
+    s.cu_tokens[1] = WIDTH
+    s.base.fill_(CACHED)
+    s.window_rows.zero_()
+    s.window_slots.zero_()
+    s.window_positions.copy_(torch.arange(WIDTH) + CACHED)
+    s.logits.copy_(3 * torch.randn(s.logits.shape))
+    s.temperature.fill_(1.0)
+    s.top_p.fill_(0.95)
+    s.sampled.copy_(torch.randint(0, VOCAB, s.sampled.shape))
+    s.log_normalizer.copy_(torch.logsumexp(s.logits.float(), 1))
+    s.threshold.fill_(-1.0)
+    return DecodeState(shape=shape, **{name: tensor.to(DEVICE) for name, tensor in s.tensors().items()})
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=DEVICE)
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+
+
+def planning() -> dict[str, OpCase]:
+    s = state()
+    cu_tokens, base, index, budget = ints(2), ints(1), ints(1), ints(1) + 5
+    widths = torch.tensor([1, 2, 4, 8, 16, 32], dtype=torch.int32).to(DEVICE)
+    rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
+    common = (s.finished, s.length, s.limit, s.draft_count, s.draft_limit)
+    window = (s.window_tokens, s.window_positions, s.window_slots, s.window_rows)
+    chunk, place = [ints(CHUNK) for _ in range(4)], (ints(2), ints(1), ints(1))
+    chunk_range = torch.tensor([CHUNK, CHUNK], dtype=torch.int32).to(DEVICE)
+    return {
+        "plan_window": OpCase(
+            lambda slot: plan_window(*common, rows[slot], widths, cu_tokens, base, index),
+            specs=["1 row"],
+            written=[s.draft_count],
+        ),
+        "budget_topk": OpCase(
+            lambda slot: budget_topk(*common, rows[slot], widths, s.confidence, budget, cu_tokens, base, index),
+            specs=["1 row, 7 drafts"],
+            written=[s.draft_count],
+        ),
+        "pack_window": OpCase(
+            lambda slot: pack_window(s.tokens, s.length, s.draft_tokens, s.cu_tokens[:2], rows[slot], *window),
+            specs=["1 row, 7 drafts"],
+        ),
+        "pack_prefill": OpCase(
+            lambda slot: pack_prefill(s.tokens, rows[slot], chunk_range, *chunk, *place), specs=["a chunk"]
+        ),
+    }
+
+
+def ending() -> dict[str, OpCase]:
+    s = state()
+    rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
+    cu_tokens = s.cu_tokens[:2]
+    heads, links, indexed = ints(REPEATS + 1, 3, 8192), ints(REPEATS + 1, 3, CONTEXT), ints(REPEATS + 1)
+    # All but a round's tokens are indexed already.
+    s.length.sub_(WIDTH)
+    lookup = (s.tokens, s.length, s.finished)
+    tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
+    ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
+    s.length.add_(WIDTH)
+    finishing = (s.stop_token_ids, s.limit, s.cancel, s.pause, s.tokens, s.length, s.finished, s.finish_reason)
+    counters = (s.ring_tokens, s.ring_count, s.rounds, s.histogram, s.running)
+    return {
+        "commit": OpCase(
+            lambda slot: commit(s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], *finishing, *counters),
+            specs=["1 row, 7 drafts"],
+            written=[s.length, s.finished],
+        ),
+        "ngram_propose": OpCase(
+            lambda slot: ngram_propose(*lookup, rows[slot], *tables, 2, 4),
+            specs=["2 to 4 tokens, 7 drafts, 8192 buckets"],
+            written=[indexed, heads],
+        ),
+    }
+
+
+def sampling() -> dict[str, OpCase]:
+    s = state()
+    rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
+    cu_tokens, positions = s.cu_tokens[:2], s.window_positions
+    parameters = (s.temperature, s.top_k, s.top_p, s.min_p, s.seed)
+    found = (s.sampled, s.log_normalizer, s.threshold, s.token_failed)
+    outcome = (s.accepted, s.emitted, s.failed)
+    heat = (s.temperature, s.seed)
+    records = [torch.zeros(REPEATS + 1, CONTEXT, 6, device=DEVICE), ints(REPEATS + 1, CONTEXT, 6)]
+    return {
+        "sample_target": OpCase(
+            lambda slot: sample_target(s.logits, s.window_rows, positions, cu_tokens, rows[slot], *parameters, *found),
+            bytes_moved=WIDTH * (2 * VOCAB + 21),
+        ),
+        "accept_coupled": OpCase(
+            lambda slot: accept_coupled(s.sampled, s.token_failed, s.draft_tokens, cu_tokens, rows[slot], *outcome),
+            bytes_moved=4 * (2 * WIDTH + DRAFTS + 4) + WIDTH,
+        ),
+        # One position's logits for the residual sample, one of each other for its draft.
+        "accept_standard": OpCase(
+            lambda slot: accept_standard(
+                s.logits, *found, positions, s.draft_tokens, None, *heat, cu_tokens, rows[slot], *outcome
+            ),
+            bytes_moved=2 * VOCAB + WIDTH * 30,
+        ),
+        "record_logprobs": OpCase(
+            lambda slot: record_logprobs(
+                s.logits, s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], s.length, *records
+            ),
+            bytes_moved=WIDTH * (2 * VOCAB + 48),
+        ),
+    }
+
+
+def forward() -> dict[str, OpCase]:
+    s = state()
+    features = (HEADS + 2 * KV_HEADS) * SIZE
+    qkv, hidden, weight = halves(WIDTH, features), halves(WIDTH, HIDDEN), halves(features, HIDDEN)
+    query = halves(WIDTH, HEADS, SIZE)
+    keys, values = (halves(2, KV_HEADS, CONTEXT, SIZE) for _ in range(2))
+    angles = torch.rand(CONTEXT, SIZE // 2, device=DEVICE)
+    projected, packed = (qkv, None, None, angles, angles), (s.cu_tokens[:2], s.base[:1])
+    window = (s.window_positions, s.window_slots, s.window_rows)
+    row = s.slot_of_row[:1]
+    all_keys, all_values = (halves(LAYERS, 2, KV_HEADS, 64, SIZE) for _ in range(2))
+    path = (torch.arange(1, 6, dtype=torch.int32).to(DEVICE)[None], ints(1) + 5, ints(1) + 16, row)
+    return {
+        "linear": OpCase(
+            lambda slot: linear(hidden, weight), bytes_moved=2 * (weight.numel() + hidden.numel() + qkv.numel())
+        ),
+        "rope_and_cache": OpCase(
+            lambda slot: rope_and_cache(*projected, *window, *packed, keys, values, HEADS, 1e-5, False, False),
+            specs=["bf16"],
+        ),
+        "window_attention": OpCase(
+            lambda slot: window_attention(
+                query, keys, values, s.window_positions, *packed, row, None, SIZE**-0.5, 0, 0.0
+            ),
+            specs=["128, bf16", "128, bf16: combine"],
+        ),
+        "compact_path": OpCase(lambda slot: compact_path(all_keys, all_values, *path), specs=["bf16, depth 8"]),
+    }
+
+
+GROUPS = {
+    "plan_window": planning,
+    "budget_topk": planning,
+    "pack_window": planning,
+    "pack_prefill": planning,
+    "commit": ending,
+    "ngram_propose": ending,
+    "sample_target": sampling,
+    "accept_coupled": sampling,
+    "accept_standard": sampling,
+    "record_logprobs": sampling,
+    "linear": forward,
+    "rope_and_cache": forward,
+    "window_attention": forward,
+    "compact_path": forward,
+}
+
+
+def floor_seconds(name: str, case: OpCase) -> float:
+    """What the op takes on an H200 at least: its bytes at full bandwidth, and its launches inside a graph."""
+    specs = {spec.variant: spec for spec in all_specs() if spec.op == name}
+    launches = [specs[variant].bytes_moved for variant in case.specs] or [case.bytes_moved]
+    assert all(launches), f"{name} has no bytes to move"
+    return sum(moved / BANDWIDTH + LAUNCH_SECONDS for moved in launches)
+
+
+def graph_of(run: Callable[[int], object]) -> torch.cuda.CUDAGraph:
+    """`REPEATS` calls, each on its slot."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for slot in range(REPEATS):
+            run(slot)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for slot in range(REPEATS):
+            run(slot)
+    return graph
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_op(benchmark, name):
+    case = GROUPS[name]()[name]
+    if DEVICE == "cuda" and name != "linear" and not has_cuda(name):
+        pytest.skip(f"{name} has no CUDA implementation")
+    before = [tensor.clone() for tensor in case.written]
+
+    def restore() -> None:
+        for tensor, content in zip(case.written, before, strict=True):
+            tensor.copy_(content)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    floor = floor_seconds(name, case)
+    if DEVICE == "cpu":
+        case.run(0)
+        benchmark.pedantic(lambda: case.run(0), setup=restore, rounds=ROUNDS)
+        seconds = statistics.median(benchmark.stats.stats.data)
+        share = ""
+    else:
+        graph = graph_of(case.run)
+
+        def replay() -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        benchmark.pedantic(replay, setup=restore, rounds=ROUNDS, warmup_rounds=3)
+        # The graph's own launch and the wait for it are in the time, shared by the calls.
+        seconds = statistics.median(benchmark.stats.stats.data) / REPEATS
+        share = f", {floor / seconds:.0%} of the limit"
+        benchmark.extra_info["share"] = floor / seconds
+    benchmark.extra_info["floor_us"] = 1e6 * floor
+    print(f"\n{name}: {1e6 * seconds:.1f} us on {DEVICE}; at least {1e6 * floor:.1f} us on an H200{share}")
+
+
+def has_cuda(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"draftgraph::{name}", "CUDA")
+
+
+def test_every_op_has_a_case():
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("draftgraph::")}
+    assert {name.split(".")[0] for name in names} == set(GROUPS)

@@ -1,0 +1,151 @@
+"""Each integer op of a round on fake CUDA tensors: it can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from draftgraph.graphs.capture_guard import check_function, fake_cuda
+from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.budget_topk import budget_topk
+from draftgraph.kernels.commit import commit
+from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_window import pack_prefill, pack_window
+from draftgraph.kernels.plan_window import plan_window
+
+pytestmark = pytest.mark.null
+
+BUCKET, DRAFTS, CONTEXT = 4, 3, 32
+
+
+def make_state(device: torch.device | str) -> DecodeState:
+    shape = StateShape(
+        slots=5,
+        context=CONTEXT,
+        num_drafts=DRAFTS,
+        vocab_size=11,
+        max_bucket=BUCKET,
+        max_width=16,
+        max_chunk=8,
+    )
+    return DecodeState.allocate(shape, dtype=torch.float32, device=device)
+
+
+def ints(device: torch.device | str, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=device)
+
+
+def plan(device: torch.device | str) -> None:
+    s = make_state(device)
+    plan_window(
+        s.finished,
+        s.length,
+        s.limit,
+        s.draft_count,
+        s.draft_limit,
+        s.slot_of_row,
+        ints(device, 3) + 16,
+        s.cu_tokens,
+        s.base,
+        s.width_index,
+    )
+
+
+def share(device: torch.device | str) -> None:
+    s = make_state(device)
+    budget_topk(
+        s.finished,
+        s.length,
+        s.limit,
+        s.draft_count,
+        s.draft_limit,
+        s.slot_of_row,
+        ints(device, 3) + 16,
+        s.confidence,
+        ints(device, 1),
+        s.cu_tokens,
+        s.base,
+        s.width_index,
+    )
+
+
+def pack(device: torch.device | str) -> None:
+    s = make_state(device)
+    pack_window(
+        s.tokens,
+        s.length,
+        s.draft_tokens,
+        s.cu_tokens,
+        s.slot_of_row,
+        s.window_tokens,
+        s.window_positions,
+        s.window_slots,
+        s.window_rows,
+    )
+
+
+def chunk(device: torch.device | str) -> None:
+    s = make_state(device)
+    window = [ints(device, 8) for _ in range(4)]
+    pack_prefill(s.tokens, s.prefill_slot, s.prefill_range, *window, ints(device, 2), ints(device, 1), ints(device, 1))
+
+
+def finish(device: torch.device | str) -> None:
+    s = make_state(device)
+    commit(
+        s.emitted,
+        s.accepted,
+        s.failed,
+        s.cu_tokens,
+        s.slot_of_row,
+        s.stop_token_ids,
+        s.limit,
+        s.cancel,
+        s.pause,
+        s.tokens,
+        s.length,
+        s.finished,
+        s.finish_reason,
+        s.ring_tokens,
+        s.ring_count,
+        s.rounds,
+        s.histogram,
+        s.running,
+    )
+
+
+def look_up(device: torch.device | str) -> None:
+    s = make_state(device)
+    slots = s.tokens.shape[0]
+    ngram_propose(
+        s.tokens,
+        s.length,
+        s.finished,
+        s.slot_of_row,
+        ints(device, slots, 3, CONTEXT),
+        ints(device, slots, 3, CONTEXT),
+        ints(device, slots),
+        s.draft_tokens,
+        s.draft_count,
+        2,
+        4,
+    )
+
+
+CASES: dict[str, Callable[[torch.device | str], None]] = {
+    "plan_window": plan,
+    "budget_topk": share,
+    "pack_window": pack,
+    "pack_prefill": chunk,
+    "commit": finish,
+    "ngram_propose": look_up,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_op_can_be_captured(name: str) -> None:
+    CASES[name]("cpu")
+    with fake_cuda() as device:
+        check_function(name, lambda: CASES[name](device))
