@@ -60,7 +60,17 @@ def all_specs() -> list[KernelSpec]:
 
 
 def compile_spec(spec: KernelSpec, target: str) -> Usage:
-    """Compiles one specialisation to machine code and reads what it uses.
+    """Compiles one specialisation to machine code and reads what it uses; see `compiled_kernel` for the errors."""
+    compiled = compiled_kernel(spec, target)
+    if target.startswith("gfx"):
+        registers, spills = _amd_usage(compiled.asm["amdgcn"])
+    else:
+        registers, spills = _nvidia_usage(compiled.asm["cubin"])
+    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
+
+
+def compiled_kernel(spec: KernelSpec, target: str) -> Any:
+    """Triton's compiled kernel of one specialisation, whose `asm` has the text of every stage.
 
     Raises:
         RuntimeError: this process interprets kernels, so it cannot compile them.
@@ -84,19 +94,18 @@ def compile_spec(spec: KernelSpec, target: str) -> Usage:
         raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
     gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
     constants = {**spec.constants, **(spec.hip_constants if gpu.backend == "hip" else {})}
-    options: dict[str, Any] = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    options: dict[str, Any] = {
+        "num_warps": spec.num_warps,
+        "num_stages": spec.num_stages,
+        "enable_fp_fusion": spec.enable_fp_fusion,
+    }
     if spec.maxnreg is not None and gpu.backend == "cuda":
         options["maxnreg"] = spec.maxnreg
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(spec.kernel, signature, constants, attributes),
         target=gpu,
         options=options,
     )
-    if gpu.backend == "hip":
-        registers, spills = _amd_usage(compiled.asm["amdgcn"])
-    else:
-        registers, spills = _nvidia_usage(compiled.asm["cubin"])
-    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:
