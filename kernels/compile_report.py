@@ -22,7 +22,7 @@ from typing import Any
 
 from .triton_support import INTERPRETED, KernelSpec, triton
 
-OP_FILES: tuple[str, ...] = ("compact_path", "rope_and_cache", "window_attention")
+OP_FILES: tuple[str, ...] = ("compact_path", "rope_and_cache", "sample_target_triton", "window_attention")
 """Files of this folder that have a `kernel_specs`."""
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

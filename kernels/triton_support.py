@@ -46,8 +46,14 @@ round_to = _round_interpreted if INTERPRETED else _round_compiled
 bfloat16 truncates."""
 
 
-UNFUSED: dict[str, bool] = {"enable_fp_fusion": False}
-"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused."""
+UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False}
+"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused.
+
+On NVIDIA also that a thread may have all registers: otherwise ptxas may spill in order to fit more blocks on a
+multiprocessor.
+"""
+if torch.version.hip is None:
+    UNFUSED["maxnreg"] = 255
 
 
 def next_power_of_2(size: int) -> int:
@@ -146,7 +152,7 @@ class KernelSpec:
     maxnreg: int | None = None
     """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
     enable_fp_fusion: bool = True
-    """False for kernels that are launched with `UNFUSED`."""
+    """False for kernels that are launched with `UNFUSED`, whose `maxnreg` is 255."""
     shape: str
     """The shape that `bytes_moved` is for, in words."""
     bytes_moved: int

@@ -11,11 +11,14 @@ from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.rope_and_cache import rope_and_cache
+from draftgraph.kernels.sample_target import sample_target
 from draftgraph.kernels.window_attention import window_attention
 
 pytestmark = pytest.mark.null
 
 LAYERS, SLOTS, ROWS, WIDTH, HEADS, KV_HEADS, CONTEXT, SIZE, VALUE_SIZE = 2, 5, 4, 16, 8, 2, 128, 24, 16
+
+DRAFTS, VOCAB = 3, 70
 
 Make = Callable[..., torch.Tensor]
 
@@ -94,6 +97,28 @@ def compact(device: torch.device | str, *, float8: bool) -> None:
     )
 
 
+def sample(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    parameters = [floats(SLOTS, dtype=torch.float32) + 0.5 for _ in range(3)]
+    cu_tokens = ints(ROWS + 1)
+    cu_tokens[1:] = WIDTH
+    sample_target(
+        floats(WIDTH, VOCAB),
+        ints(WIDTH),
+        ints(WIDTH),
+        cu_tokens,
+        ints(ROWS),
+        parameters[0],
+        ints(SLOTS),
+        *parameters[1:],
+        ints(SLOTS).long(),
+        ints(WIDTH),
+        floats(WIDTH, dtype=torch.float32),
+        floats(WIDTH, dtype=torch.float32),
+        ints(WIDTH).bool(),
+    )
+
+
 CASES = {
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
@@ -103,6 +128,7 @@ CASES = {
     "rope_and_cache, float8": lambda device: rotate(device, norm=False, float8=True),
     "compact_path": lambda device: compact(device, float8=False),
     "compact_path, float8": lambda device: compact(device, float8=True),
+    "sample_target": sample,
 }
 
 
