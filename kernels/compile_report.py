@@ -22,7 +22,16 @@ from typing import Any
 
 from .triton_support import INTERPRETED, KernelSpec, triton
 
-OP_FILES: tuple[str, ...] = ("compact_path", "rope_and_cache", "sample_target_triton", "window_attention")
+OP_FILES: tuple[str, ...] = (
+    "accept_block_triton",
+    "accept_coupled",
+    "accept_standard_triton",
+    "compact_path",
+    "residual_triton",
+    "rope_and_cache",
+    "sample_target_triton",
+    "window_attention",
+)
 """Files of this folder that have a `kernel_specs`."""
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

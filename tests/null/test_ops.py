@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from draftgraph.graphs.capture_guard import check_function, fake_cuda
+from draftgraph.kernels.accept_block import accept_block
+from draftgraph.kernels.accept_coupled import accept_coupled
+from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.rope_and_cache import rope_and_cache
@@ -119,6 +122,42 @@ def sample(device: torch.device | str) -> None:
     )
 
 
+def accept(op: Callable[..., None], device: torch.device | str, *, full: bool) -> None:
+    floats, ints = makers(device)
+    single = torch.float32
+    op(
+        floats(WIDTH, VOCAB),
+        ints(WIDTH),
+        floats(WIDTH, dtype=single),
+        floats(WIDTH, dtype=single),
+        ints(WIDTH).bool(),
+        ints(WIDTH),
+        ints(SLOTS, DRAFTS),
+        floats(SLOTS, DRAFTS, VOCAB, dtype=single) if full else None,
+        floats(SLOTS, dtype=single) + 1,
+        ints(SLOTS).long(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
+def accept_by_token(device: torch.device | str) -> None:
+    _, ints = makers(device)
+    accept_coupled(
+        ints(WIDTH),
+        ints(WIDTH).bool(),
+        ints(SLOTS, DRAFTS),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
 CASES = {
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
@@ -129,6 +168,11 @@ CASES = {
     "compact_path": lambda device: compact(device, float8=False),
     "compact_path, float8": lambda device: compact(device, float8=True),
     "sample_target": sample,
+    "accept_coupled": accept_by_token,
+    "accept_standard": lambda device: accept(accept_standard, device, full=False),
+    "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
+    "accept_block": lambda device: accept(accept_block, device, full=False),
+    "accept_block, draft distributions": lambda device: accept(accept_block, device, full=True),
 }
 
 
