@@ -27,6 +27,7 @@ OP_FILES: tuple[str, ...] = (
     "accept_coupled",
     "accept_standard_triton",
     "compact_path",
+    "record_logprobs_triton",
     "residual_triton",
     "rope_and_cache",
     "sample_target_triton",

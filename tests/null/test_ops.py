@@ -13,6 +13,7 @@ from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
 from draftgraph.kernels.window_attention import window_attention
@@ -158,6 +159,21 @@ def accept_by_token(device: torch.device | str) -> None:
     )
 
 
+def record(device: torch.device | str, *, count: int) -> None:
+    floats, ints = makers(device)
+    record_logprobs(
+        floats(WIDTH, VOCAB),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS),
+        ints(SLOTS).bool(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS) + 1,
+        floats(SLOTS, CONTEXT, count + 1, dtype=torch.float32),
+        ints(SLOTS, CONTEXT, count + 1),
+    )
+
+
 CASES = {
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
@@ -168,6 +184,8 @@ CASES = {
     "compact_path": lambda device: compact(device, float8=False),
     "compact_path, float8": lambda device: compact(device, float8=True),
     "sample_target": sample,
+    "record_logprobs": lambda device: record(device, count=0),
+    "record_logprobs of 20": lambda device: record(device, count=20),
     "accept_coupled": accept_by_token,
     "accept_standard": lambda device: accept(accept_standard, device, full=False),
     "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
