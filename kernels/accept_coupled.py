@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
+from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
 
 
 def accept_coupled_reference(
@@ -55,6 +56,102 @@ def accept_coupled_reference(
     row_failed[slots] = torch.where(live, (token_failed[at] & emits).any(1), row_failed[slots])
 
 
+@jit
+def accept_coupled_kernel(  # type: ignore[no-untyped-def]
+    sampled,
+    token_failed,
+    draft_tokens,
+    cu_tokens,
+    slot_of_row,
+    accepted,
+    emitted,
+    row_failed,
+    NUM_DRAFTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program per row."""
+    row = tl.program_id(0)
+    slot = tl.load(slot_of_row + row).to(tl.int64)
+    begin = tl.load(cu_tokens + row)
+    drafts = tl.load(cu_tokens + row + 1) - begin - 1
+    if drafts < 0:
+        tl.store(accepted + slot, 0)
+        return
+    column = tl.arange(0, COLUMNS)
+    in_window = (column < NUM_DRAFTS) & (column < drafts)
+    proposal = tl.load(draft_tokens + slot * NUM_DRAFTS + column, mask=in_window, other=-1)
+    target = tl.load(sampled + begin + column, mask=column <= drafts, other=-1)
+    agrees = (proposal >= 0) & (proposal == target)
+    count = tl.min(tl.where(agrees, COLUMNS, column), 0)
+    emits = column <= count
+    bad = tl.load(token_failed + begin + column, mask=emits, other=0).to(tl.int32)
+    tl.store(accepted + slot, count)
+    tl.store(emitted + slot * (NUM_DRAFTS + 1) + column, target, mask=emits)
+    tl.store(row_failed + slot, tl.max(bad, 0) != 0)
+
+
+def accept_coupled_triton(
+    sampled: torch.Tensor,
+    token_failed: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    cu_tokens: torch.Tensor,
+    slot_of_row: torch.Tensor,
+    accepted: torch.Tensor,
+    emitted: torch.Tensor,
+    row_failed: torch.Tensor,
+) -> None:
+    """The launch for CUDA tensors, or for CPU tensors under the interpreter.
+
+    Raises:
+        ValueError: an argument that the kernel could not take.
+    """
+    device, int32, flag = sampled.device, (torch.int32,), (torch.bool,)
+    check_tensor("sampled", sampled, dtypes=int32, shape=(None,))
+    check_tensor("token_failed", token_failed, dtypes=flag, shape=sampled.shape, device=device)
+    check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(None, None), device=device)
+    slots, num_drafts = draft_tokens.shape
+    check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
+    rows = slot_of_row.shape[0]
+    check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
+    check_tensor("accepted", accepted, dtypes=int32, shape=(slots,), device=device)
+    check_tensor("emitted", emitted, dtypes=int32, shape=(slots, num_drafts + 1), device=device)
+    check_tensor("row_failed", row_failed, dtypes=flag, shape=(slots,), device=device)
+    if rows == 0:
+        return
+    accept_coupled_kernel[(rows,)](
+        sampled,
+        token_failed,
+        draft_tokens,
+        cu_tokens,
+        slot_of_row,
+        accepted,
+        emitted,
+        row_failed,
+        NUM_DRAFTS=num_drafts,
+        COLUMNS=next_power_of_2(num_drafts + 1),
+        num_warps=1,
+    )
+
+
+def kernel_specs() -> list[KernelSpec]:
+    """Few drafts, and the most that a tree's path can have."""
+    arguments = dict.fromkeys(["sampled", "draft_tokens", "cu_tokens", "slot_of_row", "accepted", "emitted"], "*i32")
+    arguments |= {"token_failed": "*i1", "row_failed": "*i1"}
+    return [
+        KernelSpec(
+            op="accept_coupled",
+            variant=f"{drafts} drafts",
+            kernel=accept_coupled_kernel,
+            arguments=arguments,
+            constants={"NUM_DRAFTS": drafts, "COLUMNS": next_power_of_2(drafts + 1)},
+            num_warps=1,
+            shape=f"1 row, {drafts} drafts",
+            bytes_moved=13 * drafts + 30,
+        )
+        for drafts in (1, 5, 63)
+    ]
+
+
 def _accept_coupled_cpu(
     sampled: torch.Tensor,
     token_failed: torch.Tensor,
@@ -92,6 +189,7 @@ accept_coupled = define_op(
     "accept_coupled(Tensor sampled, Tensor token_failed, Tensor draft_tokens, Tensor cu_tokens, "
     "Tensor slot_of_row, Tensor(a!) accepted, Tensor(b!) emitted, Tensor(c!) row_failed) -> ()",
     cpu=_accept_coupled_cpu,
+    cuda=accept_coupled_triton,
     fake=_accept_coupled_fake,
 )
 """`draftgraph::accept_coupled`; see `accept_coupled_reference`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from .accept_standard_triton import accept_standard_triton
 from .elementary import FloatArray, exp, exp_array, log, log_array
 from .philox import ACCEPT, RESIDUAL, gumbel, gumbel_at, gumbel_row, uniform, uniform_at
 from .registration import define_op
@@ -53,8 +54,7 @@ def accept_standard_reference(
         token_failed: bool [W]; all four as `sample_target` wrote them.
         positions: int32 [W], absolute position of each window token.
         draft_tokens: int32 [R1, K].
-        draft_probs: float32 [R1, K, V], the q that each draft was drawn from; None where drafts are not
-        sampled:
+        draft_probs: float32 [R1, K, V], the q that each draft was drawn from; None where drafts are not sampled:
             q is 1 at the draft, and the residual is p without it.
         temperature: float32 [R1].
         seed: int64 [R1].
@@ -200,9 +200,12 @@ def _residual_token(
     q: FloatArray | None,
     key: int,
     position: int,
+    scale: np.float32 | None = None,
 ) -> int | None:
-    """One token of the residual distribution; None where rounding leaves it without mass."""
+    """One token of the residual distribution max(scale * p - q, 0); None where rounding leaves it without mass."""
     weight = _probability_array(z, log_normalizer, threshold)
+    if scale is not None:
+        weight *= scale
     if q is None:
         weight[draft] = 0.0
     else:
@@ -228,6 +231,7 @@ accept_standard = define_op(
     "Tensor seed, Tensor cu_tokens, Tensor slot_of_row, Tensor(a!) accepted, Tensor(b!) emitted, "
     "Tensor(c!) row_failed) -> ()",
     cpu=_accept_standard_cpu,
+    cuda=accept_standard_triton,
     fake=_accept_standard_fake,
 )
 """`draftgraph::accept_standard`; see `accept_standard_reference`."""

@@ -23,13 +23,19 @@ from typing import Any
 from .triton_support import INTERPRETED, KernelSpec, triton
 
 OP_FILES: tuple[str, ...] = (
+    "accept_block_triton",
+    "accept_coupled",
+    "accept_standard_triton",
     "budget_topk",
     "commit",
     "compact_path",
     "ngram_propose",
     "pack_window",
     "plan_window",
+    "record_logprobs_triton",
+    "residual_triton",
     "rope_and_cache",
+    "sample_target_triton",
     "window_attention",
 )
 """Files of this folder that have a `kernel_specs`."""
@@ -69,7 +75,17 @@ def all_specs() -> list[KernelSpec]:
 
 
 def compile_spec(spec: KernelSpec, target: str) -> Usage:
-    """Compiles one specialisation to machine code and reads what it uses.
+    """Compiles one specialisation to machine code and reads what it uses; see `compiled_kernel` for the errors."""
+    compiled = compiled_kernel(spec, target)
+    if target.startswith("gfx"):
+        registers, spills = _amd_usage(compiled.asm["amdgcn"])
+    else:
+        registers, spills = _nvidia_usage(compiled.asm["cubin"])
+    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
+
+
+def compiled_kernel(spec: KernelSpec, target: str) -> Any:
+    """Triton's compiled kernel of one specialisation, whose `asm` has the text of every stage.
 
     Raises:
         RuntimeError: this process interprets kernels, so it cannot compile them.
@@ -92,21 +108,20 @@ def compile_spec(spec: KernelSpec, target: str) -> Usage:
     if unknown or missing:
         raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
     gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
-    options: dict[str, Any] = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    options: dict[str, Any] = {
+        "num_warps": spec.num_warps,
+        "num_stages": spec.num_stages,
+        "enable_fp_fusion": spec.enable_fp_fusion,
+    }
     if spec.hip_num_warps is not None and gpu.backend == "hip":
         options["num_warps"] = spec.hip_num_warps
     if spec.maxnreg is not None and gpu.backend == "cuda":
         options["maxnreg"] = spec.maxnreg
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(spec.kernel, signature, dict(spec.constants), attributes),
         target=gpu,
         options=options,
     )
-    if gpu.backend == "hip":
-        registers, spills = _amd_usage(compiled.asm["amdgcn"])
-    else:
-        registers, spills = _nvidia_usage(compiled.asm["cubin"])
-    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:
@@ -143,6 +158,8 @@ def compile_all(targets: Sequence[str] = TARGETS, processes: int = 2) -> list[Us
 def render_table(usages: Sequence[Usage]) -> str:
     """The table of README.md: one line per specialisation, `registers/spills/shared` per target."""
     lines = [
+        f"With Triton {triton.__version__}:",
+        "",
         f"| op | specialisation | {' | '.join(TARGETS)} | must move | at | floor, us |",
         f"| --- | --- | {' | '.join('---' for _ in TARGETS)} | --- | --- | --- |",
     ]

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from .elementary import FloatArray, log_of_mass, log_of_mass_array, mass, mass_array
+from .record_logprobs_triton import record_logprobs_triton
 from .registration import define_op
 
 
@@ -112,6 +113,7 @@ record_logprobs = define_op(
     "record_logprobs(Tensor logits, Tensor emitted, Tensor accepted, Tensor row_failed, Tensor cu_tokens, "
     "Tensor slot_of_row, Tensor length, Tensor(a!) logprobs, Tensor(b!) logprob_tokens) -> ()",
     cpu=_record_logprobs_cpu,
+    cuda=record_logprobs_triton,
     fake=_record_logprobs_fake,
 )
 """`draftgraph::record_logprobs`; see `record_logprobs_reference`."""

@@ -11,6 +11,7 @@ import torch
 from .elementary import FloatArray, log, log_array, log_of_mass, log_of_mass_array, mass, mass_array
 from .philox import TARGET, gumbel, gumbel_at, gumbel_row
 from .registration import define_op
+from .sample_target_triton import sample_target_triton
 
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -204,6 +205,7 @@ sample_target = define_op(
     "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor(a!) sampled, "
     "Tensor(b!) log_normalizer, Tensor(c!) threshold, Tensor(d!) failed) -> ()",
     cpu=_sample_target_cpu,
+    cuda=sample_target_triton,
     fake=_sample_target_fake,
 )
 """`draftgraph::sample_target`; see `sample_target_reference`."""

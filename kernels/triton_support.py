@@ -46,6 +46,16 @@ round_to = _round_interpreted if INTERPRETED else _round_compiled
 bfloat16 truncates."""
 
 
+UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False}
+"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused.
+
+On NVIDIA also that a thread may have all registers: otherwise ptxas may spill in order to fit more blocks on a
+multiprocessor.
+"""
+if torch.version.hip is None:
+    UNFUSED["maxnreg"] = 255
+
+
 def next_power_of_2(size: int) -> int:
     """The smallest power of two that is at least `size`, and at least 1: the length of a kernel's range."""
     return 1 << max(size - 1, 0).bit_length()
@@ -141,6 +151,8 @@ class KernelSpec:
     num_stages: int = 2
     maxnreg: int | None = None
     """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
+    enable_fp_fusion: bool = True
+    """False for kernels that are launched with `UNFUSED`, whose `maxnreg` is 255."""
     shape: str
     """The shape that `bytes_moved` is for, in words."""
     bytes_moved: int

@@ -46,6 +46,8 @@ def test_registers_and_shared_memory_are_within_budget(usages):
 
 
 def test_the_table_in_the_readme_is_up_to_date(usages):
+    if f"With Triton {triton.__version__}:" not in compile_report.readme_table():
+        pytest.skip("another version of Triton made kernels/README.md's table, and its compiler counts differently")
     assert compile_report.readme_table() == compile_report.render_table(usages), (
         "run `python -m draftgraph.kernels.compile_report --write`"
     )

@@ -8,14 +8,21 @@ import pytest
 import torch
 
 from draftgraph.graphs.capture_guard import check_function, fake_cuda
+from draftgraph.kernels.accept_block import accept_block
+from draftgraph.kernels.accept_coupled import accept_coupled
+from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
+from draftgraph.kernels.sample_target import sample_target
 from draftgraph.kernels.window_attention import window_attention
 
 pytestmark = pytest.mark.null
 
 LAYERS, SLOTS, ROWS, WIDTH, HEADS, KV_HEADS, CONTEXT, SIZE, VALUE_SIZE = 2, 5, 4, 16, 8, 2, 128, 24, 16
+
+DRAFTS, VOCAB = 3, 70
 
 Make = Callable[..., torch.Tensor]
 
@@ -94,6 +101,79 @@ def compact(device: torch.device | str, *, float8: bool) -> None:
     )
 
 
+def sample(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    parameters = [floats(SLOTS, dtype=torch.float32) + 0.5 for _ in range(3)]
+    cu_tokens = ints(ROWS + 1)
+    cu_tokens[1:] = WIDTH
+    sample_target(
+        floats(WIDTH, VOCAB),
+        ints(WIDTH),
+        ints(WIDTH),
+        cu_tokens,
+        ints(ROWS),
+        parameters[0],
+        ints(SLOTS),
+        *parameters[1:],
+        ints(SLOTS).long(),
+        ints(WIDTH),
+        floats(WIDTH, dtype=torch.float32),
+        floats(WIDTH, dtype=torch.float32),
+        ints(WIDTH).bool(),
+    )
+
+
+def accept(op: Callable[..., None], device: torch.device | str, *, full: bool) -> None:
+    floats, ints = makers(device)
+    single = torch.float32
+    op(
+        floats(WIDTH, VOCAB),
+        ints(WIDTH),
+        floats(WIDTH, dtype=single),
+        floats(WIDTH, dtype=single),
+        ints(WIDTH).bool(),
+        ints(WIDTH),
+        ints(SLOTS, DRAFTS),
+        floats(SLOTS, DRAFTS, VOCAB, dtype=single) if full else None,
+        floats(SLOTS, dtype=single) + 1,
+        ints(SLOTS).long(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
+def accept_by_token(device: torch.device | str) -> None:
+    _, ints = makers(device)
+    accept_coupled(
+        ints(WIDTH),
+        ints(WIDTH).bool(),
+        ints(SLOTS, DRAFTS),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
+def record(device: torch.device | str, *, count: int) -> None:
+    floats, ints = makers(device)
+    record_logprobs(
+        floats(WIDTH, VOCAB),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS),
+        ints(SLOTS).bool(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS) + 1,
+        floats(SLOTS, CONTEXT, count + 1, dtype=torch.float32),
+        ints(SLOTS, CONTEXT, count + 1),
+    )
+
+
 CASES = {
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
@@ -103,6 +183,14 @@ CASES = {
     "rope_and_cache, float8": lambda device: rotate(device, norm=False, float8=True),
     "compact_path": lambda device: compact(device, float8=False),
     "compact_path, float8": lambda device: compact(device, float8=True),
+    "sample_target": sample,
+    "record_logprobs": lambda device: record(device, count=0),
+    "record_logprobs of 20": lambda device: record(device, count=20),
+    "accept_coupled": accept_by_token,
+    "accept_standard": lambda device: accept(accept_standard, device, full=False),
+    "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
+    "accept_block": lambda device: accept(accept_block, device, full=False),
+    "accept_block, draft distributions": lambda device: accept(accept_block, device, full=True),
 }
 
 

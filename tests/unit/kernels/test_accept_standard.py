@@ -114,7 +114,13 @@ DRAFT_LOGITS = torch.tensor(
 
 
 def speculate(
-    rows: int, *, kind: str, verified: torch.Tensor, seed: int, **parameters: float
+    rows: int,
+    *,
+    kind: str,
+    verified: torch.Tensor,
+    seed: int,
+    accept: Any = accept_standard_reference,
+    **parameters: float,
 ) -> tuple[DecodeState, torch.Tensor, torch.Tensor]:
     """One round of many independent rows whose target and drafter are Markov chains over four tokens.
 
@@ -124,6 +130,7 @@ def speculate(
             way, but passes none, as a drafter does that does not sample.
         verified: drafts in each row's window, int [rows].
         seed: of the drafts and of the rows' seeds.
+        accept: the rule.
         parameters: sampling parameters of all rows.
 
     Returns:
@@ -165,7 +172,7 @@ def speculate(
     state.window_positions[:total] = window[in_window].int() + 7
     state.logits[:total] = TARGET_LOGITS[torch.stack(inputs, 1)[in_window]]
     sample(state, rows)
-    accept_standard_reference(*arguments(state, rows, draft_probs if kind == "full" else None))
+    accept(*arguments(state, rows, draft_probs if kind == "full" else None))
 
     # The target's own chain: the filters applied to the four contexts.
     contexts = torch.stack(inputs, 1)[in_window]
