@@ -18,6 +18,7 @@ import torch
 
 from draftgraph import kernels
 from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.budget_topk import budget_topk
@@ -184,6 +185,12 @@ def sampling() -> dict[str, OpCase]:
             ),
             bytes_moved=2 * VOCAB + WIDTH * 30,
         ),
+        "accept_block": OpCase(
+            lambda slot: accept_block(
+                s.logits, *found, positions, s.draft_tokens, None, *heat, cu_tokens, rows[slot], *outcome
+            ),
+            bytes_moved=2 * VOCAB + WIDTH * 30,
+        ),
         "record_logprobs": OpCase(
             lambda slot: record_logprobs(
                 s.logits, s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], s.length, *records
@@ -233,6 +240,7 @@ GROUPS = {
     "sample_target": sampling,
     "accept_coupled": sampling,
     "accept_standard": sampling,
+    "accept_block": sampling,
     "record_logprobs": sampling,
     "linear": forward,
     "rope_and_cache": forward,
