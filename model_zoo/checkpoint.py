@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from .config import DecoderConfig
 from .decoder import CompileRegion, DecoderModel, identity
-from .errors import CheckpointError
+from .errors import CheckpointError, UnsupportedModelError
 from .hf_config import token_ids
 from .placement import Placement, WeightBuilder, decoder_placements
 from .registry import Family, family_of
@@ -24,7 +24,13 @@ ACCEPTED_DTYPES = ("BF16", "F16", "F32")
 def _read(directory: Path) -> tuple[DecoderConfig, Family]:
     hf = read_json(directory / "config.json")
     family = family_of(hf)
-    config = family.read_config(hf)
+    try:
+        config = family.read_config(hf)
+    except (UnsupportedModelError, CheckpointError):
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{directory / 'config.json'} does not describe a model: {reason}") from error
     generation = directory / "generation_config.json"
     if generation.exists():
         # What generation stops at; config.json often names only the first of several.

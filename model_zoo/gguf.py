@@ -86,6 +86,8 @@ def convert_gguf(
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)
         work.chmod(0o755)
+        for file in work.iterdir():  # safetensors makes its files private
+            file.chmod(0o644)
         if target.exists():
             target.rmdir()
         work.rename(target)

@@ -105,7 +105,7 @@ def generate(
         logprobs=logprobs,
         n=n,
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
         raise RequestError("the prompt is empty")
     if system is not None and chat is False:

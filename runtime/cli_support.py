@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -55,6 +56,10 @@ def readable_errors(command: _Command) -> _Command:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except typer.Exit:
             raise
+        except BrokenPipeError:
+            # Whoever read the output has left, as `head` does. Nothing can be told, and nothing is wrong.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_FAILED) from None
         except Exception as error:
             if _Debugging.on:
                 raise

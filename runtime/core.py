@@ -98,12 +98,12 @@ class EngineCore:
             if self._scheduler.decoding:
                 self._round()
 
-    def abort(self) -> None:
-        """Frees every slot after a step failed; unfinished requests end as cancelled."""
+    def abort(self, error: str | None) -> None:
+        """Ends every unfinished request and frees every slot: as failed with a message, or else as cancelled."""
         self._loop = None
         for request in self._scheduler.unfinished():
-            request.cancelled = True
-            self._finish(request, "cancelled")
+            request.cancelled = error is None
+            self._finish(request, "cancelled" if error is None else "error", error=error)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         """Runs every step of every program once with padding rows only, which touch the reserved slot alone."""

@@ -69,11 +69,12 @@ def _cuda_driver() -> dict[str, Any]:
     """The driver's CUDA version, or why there is none."""
     try:
         from cuda.bindings import driver
-
+    except ImportError:
+        return {"version": None, "reason": "the package cuda-bindings is not installed"}
+    try:
         code, version = driver.cuDriverGetVersion()
-    except Exception as error:
-        # No driver library, or no bindings: each release has its own error for it.
-        return {"version": None, "reason": " ".join(str(error).split())}
+    except Exception:  # each release of the bindings has its own error for a missing library
+        return {"version": None, "reason": "this machine has no NVIDIA driver library"}
     if int(code) != 0:
         return {"version": None, "reason": f"cuDriverGetVersion returned {code}"}
     return {"version": f"{version // 1000}.{version % 1000 // 10}", "reason": ""}

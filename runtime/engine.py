@@ -13,7 +13,7 @@ import torch
 from .core import EngineCore
 from .detokenizer import IncrementalDetokenizer
 from .engine_config import EngineConfig
-from .errors import DraftgraphError
+from .errors import ConfigError, DraftgraphError, RequestError
 from .loading import LoadedModel, build_core, load_target
 from .outputs import GenerationResult
 from .prompts import Prompt, encode_prompt, is_batch
@@ -101,7 +101,7 @@ class Engine:
             device=device,
             max_model_len=max_model_len,
             max_batch_size=max_batch_size,
-            batch_buckets=None if batch_buckets is None else tuple(batch_buckets),
+            batch_buckets=_as_tuple(batch_buckets),
             compile=compile,
             exact=exact,
             executor=executor,
@@ -128,9 +128,9 @@ class Engine:
         Raises:
             RequestError: a prompt is empty, too long or outside the vocabulary. Nothing has run then.
         """
+        params = _checked(params)
         batch = is_batch(prompt)
         prompts: Sequence[Any] = prompt if batch else [prompt]
-        params = params or SamplingParams()
         groups = [self._requests(p, params) for p in prompts]  # all are checked before any runs
         requests = [request for group in groups for request in group]
         try:
@@ -147,7 +147,7 @@ class Engine:
         Returns an iterator of `StreamChunk`; with `params.n` above 1 the samples' chunks interleave, told apart by
         `index`. The last chunk of a sample carries its result. Raises `RequestError` as `generate` does.
         """
-        requests = self._requests(prompt, params or SamplingParams())
+        requests = self._requests(prompt, _checked(params))
         self._submit(requests)
         return TokenStream(self, requests)
 
@@ -164,7 +164,7 @@ class Engine:
         """Cancels what is running and lets go of the model and the state; the engine cannot be used afterwards."""
         with self._lock:
             if not self._closed:
-                self._core.abort()
+                self._core.abort(None)
                 self._closed = True
                 del self._core, self._target
 
@@ -212,8 +212,9 @@ class Engine:
                 return
             try:
                 self._core.step()
-            except Exception:
-                self._core.abort()
+            except Exception as error:
+                # Whoever shares the round learns of it by their own results, and the engine stays usable.
+                self._core.abort(f"a round failed: {type(error).__name__}: {error}")
                 raise
 
     def _advance_until_done(self, requests: list[Request]) -> None:
@@ -229,6 +230,20 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise DraftgraphError("the engine is closed")
+
+
+def _as_tuple(buckets: Sequence[int] | None) -> tuple[int, ...] | None:
+    if buckets is not None and not isinstance(buckets, Sequence):
+        raise ConfigError(f"batch_buckets must be a list of integers or None, got {buckets!r}")
+    return None if buckets is None else tuple(buckets)
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params must be a SamplingParams or None, got {params!r}")
+    return params
 
 
 def _answer(group: list[Request]) -> Answer:

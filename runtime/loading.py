@@ -15,6 +15,7 @@ from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
+from ..model_zoo.errors import CheckpointError
 from .core import CorePlan, EngineCore
 from .engine_config import EngineConfig
 from .errors import ConfigError
@@ -44,18 +45,23 @@ def load_target(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
 ) -> LoadedModel:
     """Resolves, checks and loads a target model, cheapest checks first."""
-    from transformers import AutoTokenizer  # takes a second to import
-
     config.speculative.require_available()
     _executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
     config.speculative.check_checkpoint(json.loads((path / "config.json").read_text()), None)
     max_model_len = _max_model_len(config, decoder)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    if num_drafts >= max_model_len:
+        raise ConfigError(
+            f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
+            f"(max_model_len): use at most {max_model_len - 1}"
+        )
+    tokenizer = _tokenizer(path)
     model = load_model(
         path,
         dtype=config.torch_dtype,
@@ -104,6 +110,16 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
     )
     executor = _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+
+
+def _tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer  # takes a second to import
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"the tokenizer in {path} cannot be loaded: {reason}") from error
 
 
 def _executor(config: EngineConfig) -> Executor:

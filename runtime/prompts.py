@@ -30,7 +30,7 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError("the prompt is empty; it needs at least one token")
-        ids = [int(i) for i in tokenizer(prompt)["input_ids"]]
+        ids = _encode_text(prompt, tokenizer, add_special_tokens=True)
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         ids = _encode_chat(prompt, tokenizer)
     elif isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
@@ -57,14 +57,34 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
     return tuple(ids)
 
 
+def _encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool) -> list[int]:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt is not valid text: it holds {text[error.start]!r} at character {error.start}, "
+            "which is no Unicode character (was it decoded from bytes that are not UTF-8?)"
+        ) from None
+    return [int(i) for i in tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+
+
 def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise RequestError(f"chat message {number} must have a 'role' and a 'content', got {message!r}")
+        if not isinstance(message["content"], str):
+            raise RequestError(
+                f"the content of chat message {number} must be a string, got {message['content']!r}: models here "
+                "read text only"
+            )
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model's tokenizer has no chat template; pass the prompt as a string")
-    text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-    return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    try:
+        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template may raise anything, often on purpose
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"the model's chat template refused these messages: {reason}") from error
+    return _encode_text(text, tokenizer, add_special_tokens=False)
 
 
 def _is_integer(value: Any) -> bool:

@@ -12,6 +12,9 @@ from .errors import RequestError
 MAX_STOP_TOKEN_IDS = 7
 """Stop tokens of one request besides the end-of-sequence token: the device keeps 8 in all."""
 MAX_LOGPROBS = 20
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5
+"""What a temperature other than 0 may be: float32 holds any logit divided by it."""
+MAX_N = 16384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class SamplingParams:
     """
 
     temperature: float = 0.0
-    """Divides the logits; 0, the default, is greedy decoding."""
+    """Divides the logits: 0, the default, is greedy decoding, else 1e-5 to 1e5."""
     top_k: int = 0
     """Sample among this many likeliest tokens; 0 or -1 keeps every token."""
     top_p: float = 1.0
@@ -37,23 +40,28 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     """Strings that end the answer; the text is cut before them. Kept as a tuple."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end the answer, besides the model's end-of-sequence tokens. Kept as a tuple."""
+    """At most 7 tokens that end the answer, besides the model's end-of-sequence tokens. Kept as a tuple."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence token."""
     logprobs: int | None = None
     """Return the log-probability of every token and of this many likeliest ones, 0 to 20. None: neither."""
     n: int = 1
-    """Answers per prompt; answer i is sampled with `seed + i`."""
+    """Answers per prompt, at most 16384; answer i is sampled with `seed + i`."""
 
     def __post_init__(self) -> None:
-        check_number(RequestError, "temperature", self.temperature, 0.0)
+        check_number(RequestError, "temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise RequestError(
+                f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {self.temperature!r}: logits "
+                "divided by less overflow"
+            )
         check_integer(RequestError, "top_k", self.top_k, -1, 2**31 - 1)
         check_number(RequestError, "top_p", self.top_p, 0.0, 1.0, low_included=False)
         check_number(RequestError, "min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             check_integer(RequestError, "seed", self.seed, -(2**63), 2**63 - 1)
         check_integer(RequestError, "max_tokens", self.max_tokens, 1, 2**31 - 1)
-        check_integer(RequestError, "n", self.n, 1)
+        check_integer(RequestError, "n", self.n, 1, MAX_N)
         if self.logprobs is not None:
             check_integer(RequestError, "logprobs", self.logprobs, 0, MAX_LOGPROBS)
         check_bool(RequestError, "ignore_eos", self.ignore_eos)

@@ -81,7 +81,7 @@ def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
         sliding_window=hf["sliding_window"] or 0,
         rope=tuple((kind, rope[kind]) for kind in sorted(set(layer_types)) if kind in rope),
         attention_scale=hf["query_pre_attn_scalar"] ** -0.5,
-        attention_soft_cap=hf.get("attn_logit_softcapping") or 0.0,
+        # `attn_logit_softcapping` is of Gemma 2: transformers' Gemma 3 reads it and does not apply it, nor do we.
         final_soft_cap=hf.get("final_logit_softcapping") or 0.0,
         embedding_scale=hf["hidden_size"] ** 0.5,
     )

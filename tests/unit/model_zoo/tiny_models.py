@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": _GEMMA_ROPE,
             "final_logit_softcapping": 5.0,
+            "attn_logit_softcapping": 4.0,  # which the reference does not apply
         },
     ),
 }

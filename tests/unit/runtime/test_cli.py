@@ -264,7 +264,7 @@ class TestGenerate:
         ("arguments", "message"),
         [
             (("",), "the prompt is empty"),
-            (("x", "--temperature", "-1"), "temperature must be a finite number of at least 0, got -1.0"),
+            (("x", "--temperature", "-1"), "temperature must be in [0, 100000], got -1.0"),
             (("x", "--top-p", "0"), "top_p must be in (0, 1], got 0.0"),
             (("x", "--speculative-config", "{"), "speculative_config is not JSON"),
             (("x", "--speculative-config", '{"method": "eagle3", "model": "x"}'), "'eagle3' (EAGLE-3"),

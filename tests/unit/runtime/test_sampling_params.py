@@ -37,7 +37,10 @@ def range_list(count):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, r"temperature must be a finite number of at least 0, got -0\.1"),
+        ({"temperature": -0.1}, r"temperature must be in \[0, 100000\], got -0\.1"),
+        ({"temperature": 1e300}, r"temperature must be in \[0, 100000\], got 1e\+300"),
+        ({"temperature": 1e-45}, r"temperature must be 0 \(greedy\) or at least 1e-05, got 1e-45"),
+        ({"n": 16385}, r"n must be from 1 to 16384, got 16385"),
         ({"temperature": math.nan}, r"temperature must be .* got nan"),
         ({"temperature": math.inf}, r"temperature must be .* got inf"),
         ({"temperature": "hot"}, r"temperature must be .* got 'hot'"),
@@ -53,7 +56,7 @@ def range_list(count):
         ({"seed": 2**63}, r"seed must be from -9223372036854775808 to 9223372036854775807"),
         ({"seed": 1.0}, r"seed must be an integer, got 1\.0"),
         ({"max_tokens": 0}, r"max_tokens must be from 1 .* got 0"),
-        ({"n": 0}, r"n must be at least 1, got 0"),
+        ({"n": 0}, r"n must be from 1 to 16384, got 0"),
         ({"n": True}, r"n must be an integer, got True"),
         ({"stop": ""}, r"stop must not hold the empty string"),
         ({"stop": ["a", ""]}, r"stop must not hold the empty string"),
