@@ -1,6 +1,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -426,3 +428,17 @@ class TestDoctor:
         facts["compiler"] = {"command": "g++", "reason": "Python's headers are missing"}
         facts["executors"] = [{"available": True}]
         assert doctor.problems(facts) == ["torch.compile will fail: Python's headers are missing"]
+
+
+def test_a_reader_that_leaves_early_is_no_error(tiny_model_path):
+    command = [sys.executable, "-m", "draftgraph", "generate", str(tiny_model_path), "hello"]
+    options = ["--no-compile", "--max-tokens", "400", "--ignore-eos"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        complaints = process.stderr.read().decode()
+    assert process.returncode == 1
+    assert "error" not in complaints.lower()
+    assert "Traceback" not in complaints

@@ -590,3 +590,15 @@ def test_loading_reports_progress(tiny_model_path):
     assert calls[0][0] == 0
     assert calls[-1][0] == calls[-1][1] == len(calls) - 1
     assert {what for *_, what in calls} == {"loading weights"}
+
+
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+@pytest.mark.parametrize("temperature", [1e-5, 1e5])
+def test_the_extreme_temperatures_work(tiny_model_path, method, temperature):
+    spec = {**SPEC, "rejection_sample_method": method}
+    options = {"max_tokens": 24, "ignore_eos": True}
+    with Engine.from_pretrained(tiny_model_path, spec, dtype="float32", compile=False) as engine:
+        result = engine.generate("one two three", SamplingParams(temperature=temperature, seed=1, **options))
+        greedy = engine.generate("one two three", SamplingParams(**options))
+    assert result.finish_reason == "length"
+    assert (result.token_ids == greedy.token_ids) == (temperature < 1)
