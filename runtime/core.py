@@ -175,8 +175,9 @@ class EngineCore:
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
         # What no finite logits vouch for must not be read again, not even masked: zero times NaN is NaN.
         if error or request.phase is Phase.PREFILL:
-            self._builder.clear_cache(request.slot)
             cached = ()
+            if request.slot >= 0:
+                self._builder.clear_cache(request.slot)
         self._scheduler.finish(request, cached)
 
     # Rounds

@@ -152,9 +152,9 @@ class SpeculativeConfig:
             ConfigError: K given by neither the config nor the checkpoint, K that is not a multiple of the
                 checkpoint's `n_predict` when larger, or vocabularies that differ.
         """
-        if self.method == "none":
-            return self
         method = METHODS[self.method]
+        if not method.drafts:
+            return self
         if method.needs_model and draft_config is None:
             raise ConfigError(f"method {self.method!r} needs the config.json of its draft {self.model!r}")
         source = target_config if draft_config is None else draft_config
@@ -171,7 +171,7 @@ class SpeculativeConfig:
                 f"num_speculative_tokens is {depth}, but the checkpoint predicts n_predict = {predicted} "
                 f"tokens in one turn: use at most {predicted}, or a multiple of it"
             )
-        if self.method == "draft_model" and draft_config is not None and not self.use_heterogeneous_vocab:
+        if method.own_vocabulary and draft_config is not None and not self.use_heterogeneous_vocab:
             ours, theirs = vocabulary_size(target_config), vocabulary_size(draft_config)
             if ours != theirs:
                 raise ConfigError(
@@ -261,14 +261,15 @@ class SpeculativeConfig:
             raise ConfigError(f"unknown method {self.method!r}{close}; methods: {', '.join(METHODS)}")
         if METHODS[self.method].needs_model and self.model is None:
             raise ConfigError(f"method {self.method!r} needs model, the draft's directory or hub id")
-        if self.method == "none" and self.num_speculative_tokens is not None:
+        if not METHODS[self.method].drafts and self.num_speculative_tokens is not None:
             raise ConfigError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, but method 'none' makes none: "
+                f"num_speculative_tokens is {self.num_speculative_tokens}, but method {self.method!r} makes none: "
                 "leave it out, or name a method"
             )
 
     def _fill_defaults(self) -> None:
-        if self.method == "ngram":
+        method = METHODS[self.method]
+        if method.looks_up:
             shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
             if longest is None:
                 longest = max(4, shortest or 0)
@@ -276,11 +277,11 @@ class SpeculativeConfig:
                 shortest = min(2, longest)
             self._set("prompt_lookup_max", longest)
             self._set("prompt_lookup_min", shortest)
-        elif self.method == "suffix" and self.num_speculative_tokens is None:
+        if method.depth_from_tree and self.num_speculative_tokens is None:
             # As in vLLM: a suffix can be followed as far as the tree is deep.
             deepest = min(self.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
             self._set("num_speculative_tokens", deepest)
-        known_later = self.method == "none" or METHODS[self.method].depth_from_checkpoint
+        known_later = not method.drafts or method.depth_from_checkpoint
         if self.num_speculative_tokens is None and not known_later:
             raise ConfigError(
                 f"method {self.method!r} needs num_speculative_tokens (K), the most drafts per round: an "
@@ -291,8 +292,9 @@ class SpeculativeConfig:
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         if shortest is not None and longest is not None and shortest > longest:
             raise ConfigError(f"prompt_lookup_min ({shortest}) must not exceed prompt_lookup_max ({longest})")
-        if self.use_heterogeneous_vocab and self.method != "draft_model":
-            raise ConfigError(f"use_heterogeneous_vocab needs method 'draft_model', got {self.method!r}")
+        if self.use_heterogeneous_vocab and not METHODS[self.method].own_vocabulary:
+            fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.own_vocabulary)
+            raise ConfigError(f"use_heterogeneous_vocab needs method {fitting}, got {self.method!r}")
         if self.draft_sample_method == "probabilistic":
             for name, reason in (
                 ("use_heterogeneous_vocab", "the draft's probabilities mean nothing in another vocabulary"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,21 +24,75 @@ class Method:
     """Whether `model`, the draft checkpoint, must be named."""
     depth_from_checkpoint: bool = False
     """Whether the checkpoint may give the number of drafts."""
+    checkpoint_depth: Callable[[Mapping[str, Any]], int | None] = lambda config: None
+    """Reads the number of drafts from a config.json of the method's own format; None when it does not say."""
+    depth_from_tree: bool = False
+    """Whether the depth of the suffix tree gives the number of drafts where the user does not."""
+    drafts: bool = True
+    """Whether it drafts at all."""
+    looks_up: bool = False
+    """Whether it looks n-grams up, so that the `prompt_lookup` options have defaults."""
+    own_vocabulary: bool = False
+    """Whether the drafter's vocabulary can be another than the target's."""
+
+
+def modules_per_pass(config: Mapping[str, Any]) -> int | None:
+    """`n_predict`: how many tokens the checkpoint's prediction modules draft in one turn, or None.
+
+    Args:
+        config: a checkpoint's config.json.
+    """
+    for source in (config, config.get("text_config") or {}):
+        for key in ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+            value = source.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _medusa_heads(config: Mapping[str, Any]) -> int | None:
+    heads = config.get("medusa_num_heads", config.get("num_heads"))
+    return heads if isinstance(heads, int) else None
+
+
+def _block_size(config: Mapping[str, Any]) -> int | None:
+    block = config.get("block_size")
+    return block if isinstance(block, int) else None
+
+
+def _block_after_anchor(config: Mapping[str, Any]) -> int | None:
+    """Slot 0 of a DFlash block holds the anchor; every slot of a DSpark block is a prediction."""
+    block = _block_size(config)
+    return None if block is None else block - 1
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
-        "none": Method(summary="plain decoding, one token per target pass", available=True),
-        "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True),
-        "suffix": Method(summary="suffix trees over this request and finished ones"),
-        "draft_model": Method(summary="a smaller language model drafts", needs_model=True),
+        "none": Method(summary="plain decoding, one token per target pass", available=True, drafts=False),
+        "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True, looks_up=True),
+        "suffix": Method(summary="suffix trees over this request and finished ones", depth_from_tree=True),
+        "draft_model": Method(summary="a smaller language model drafts", needs_model=True, own_vocabulary=True),
         "eagle": Method(summary="EAGLE-1 and -2 heads", needs_model=True, depth_from_checkpoint=True),
         "eagle3": Method(summary="EAGLE-3 and 3.1 heads", needs_model=True, depth_from_checkpoint=True),
-        "mtp": Method(summary="multi-token-prediction modules of the target", depth_from_checkpoint=True),
-        "medusa": Method(summary="Medusa heads", needs_model=True, depth_from_checkpoint=True),
-        "dflash": Method(summary="DFlash block drafter: one masked pass", needs_model=True, depth_from_checkpoint=True),
+        "mtp": Method(
+            summary="multi-token-prediction modules of the target",
+            depth_from_checkpoint=True,
+            checkpoint_depth=modules_per_pass,
+        ),
+        "medusa": Method(
+            summary="Medusa heads", needs_model=True, depth_from_checkpoint=True, checkpoint_depth=_medusa_heads
+        ),
+        "dflash": Method(
+            summary="DFlash block drafter: one masked pass",
+            needs_model=True,
+            depth_from_checkpoint=True,
+            checkpoint_depth=_block_after_anchor,
+        ),
         "dspark": Method(
-            summary="DSpark block drafter with a Markov head", needs_model=True, depth_from_checkpoint=True
+            summary="DSpark block drafter with a Markov head",
+            needs_model=True,
+            depth_from_checkpoint=True,
+            checkpoint_depth=_block_size,
         ),
         "layerskip": Method(summary="the target's first layers draft"),
     }
@@ -62,20 +116,6 @@ def canonical_method(name: str) -> str:
     return "mtp" if name.endswith("_mtp") else name
 
 
-def modules_per_pass(config: Mapping[str, Any]) -> int | None:
-    """`n_predict`: how many tokens the checkpoint's prediction modules draft in one turn, or None.
-
-    Args:
-        config: a checkpoint's config.json.
-    """
-    for source in (config, config.get("text_config") or {}):
-        for key in ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
-            value = source.get(key)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
-
-
 def checkpoint_depth(method: str, config: Mapping[str, Any]) -> int | None:
     """The number of drafts per round that a checkpoint was made for, or None when its config does not say.
 
@@ -87,16 +127,7 @@ def checkpoint_depth(method: str, config: Mapping[str, Any]) -> int | None:
     for proposal in proposals:
         if isinstance(proposal.get("speculative_tokens"), int):
             return int(proposal["speculative_tokens"])
-    if method == "mtp":
-        return modules_per_pass(config)
-    if method == "medusa":
-        heads = config.get("medusa_num_heads", config.get("num_heads"))
-        return heads if isinstance(heads, int) else None
-    block = config.get("block_size")
-    if method in ("dflash", "dspark") and isinstance(block, int):
-        # Slot 0 of a DFlash block holds the anchor; every slot of a DSpark block is a prediction.
-        return block - 1 if method == "dflash" else block
-    return None
+    return METHODS[method].checkpoint_depth(config)
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:

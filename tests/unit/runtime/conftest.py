@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+ENGINE_SPEC = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 CORPUS = [
     "The steam engine changed how people worked. def add(a, b):\n    return a + b\n",
     "Repeat after me: one two three, one two three. Wiederhole: eins zwei drei. 你好，世界。",
@@ -88,3 +89,20 @@ def reference(tiny_model_path: Path):
         return out[0, len(prompt_ids) :].tolist()
 
     return greedy
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_path: Path):
+    """An engine of two rows that drafts by lookup and keeps detailed metrics."""
+    from draftgraph import Engine
+
+    with Engine.from_pretrained(
+        tiny_model_path,
+        ENGINE_SPEC,
+        dtype="float32",
+        compile=False,
+        max_batch_size=2,
+        metrics="detailed",
+        max_model_len=512,
+    ) as engine:
+        yield engine
