@@ -92,7 +92,7 @@ def _indices(args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 class _IndexingWithoutDriver(TorchFunctionMode):
-    """Spells `x[...]`, `x[...] = y` and `x.copy_(y)` as ops.
+    """Spells `x[...]`, `x[...] = y`, `~x` and `x.copy_(y)` as ops.
 
     The Python methods ask for a device guard first, which a torch build without CUDA does not have; the ops behind
     them need none.
@@ -109,6 +109,8 @@ class _IndexingWithoutDriver(TorchFunctionMode):
             return _get(args[0], args[1])
         if func is torch.Tensor.__setitem__:
             return _set(args[0], args[1], args[2])
+        if func is torch.Tensor.__invert__:
+            return torch.ops.aten.bitwise_not.default(*args)
         if func is torch.Tensor.copy_:
             return torch.ops.aten.copy_.default(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

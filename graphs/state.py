@@ -29,8 +29,6 @@ class StateShape:
     """The largest batch bucket."""
     max_width: int
     """The most token positions of one verify."""
-    max_chunk: int
-    """The most token positions of one prefill chunk."""
     max_stop_tokens: int = 8
     """Stop tokens of one row."""
 

@@ -44,7 +44,6 @@ class _Loop:
 
     rounds: Generator[None, None, None]
     version: int
-    logprobs: bool
     rows: list[Request] = field(default_factory=list)
 
 
@@ -82,7 +81,6 @@ class EngineCore:
         if request.phase is Phase.DONE:
             return
         self._leave_loop()
-        request.cancelled = True
         self._finish(request, "cancelled")
 
     def step(self) -> None:
@@ -102,7 +100,6 @@ class EngineCore:
         """Ends every unfinished request and frees every slot: as failed with a message, or else as cancelled."""
         self._loop = None
         for request in self._scheduler.unfinished():
-            request.cancelled = error is None
             self._finish(request, "cancelled" if error is None else "error", error=error)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> None:
@@ -153,7 +150,7 @@ class EngineCore:
 
     def _prefill_chunk(self) -> None:
         request = self._scheduler.next_to_prefill()
-        if request is None or request.prefilled >= request.prefill_target:
+        if request is None:
             return
         remaining = request.prefill_target - request.prefilled
         width = chunk_width(remaining, self.plan.prefill_widths)
@@ -201,7 +198,7 @@ class EngineCore:
         self.state.running.fill_(True)
         logprobs = any(r.params.logprobs is not None for r in rows)
         program = self._program("round", bucket, logprobs)
-        self._loop = _Loop(self._executor.rounds(program), self._scheduler.version, logprobs, rows)
+        self._loop = _Loop(self._executor.rounds(program), self._scheduler.version, rows)
         return self._loop
 
     def _leave_loop(self) -> None:

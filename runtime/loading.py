@@ -86,7 +86,6 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
             vocab_size=target.config.vocab_size,
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
-            max_chunk=PREFILL_CHUNK,
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
         ),
         dtype=config.torch_dtype,

@@ -48,7 +48,6 @@ class Request:
     submitted_at: float = field(default_factory=time.perf_counter)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """When tokens arrived, and how many came together."""
-    cancelled: bool = False
     result: GenerationResult | None = None
 
     @property

@@ -66,12 +66,13 @@ class Scheduler:
         self.version += 1
 
     def next_to_prefill(self) -> Request | None:
-        """The request whose chunk is next, in turn among those that are prefilling."""
-        if not self._prefilling:
-            return None
-        request = self._prefilling.popleft()
-        self._prefilling.append(request)
-        return request
+        """The request whose chunk is next, in turn among those with prompt left to write."""
+        for request in self._prefilling:
+            if request.prefilled < request.prefill_target:
+                self._prefilling.remove(request)
+                self._prefilling.append(request)
+                return request
+        return None
 
     def finish(self, request: Request, cached: tuple[int, ...]) -> None:
         """Takes a request out, wherever it stands; `cached` is what its slot can be reused for."""

@@ -67,7 +67,6 @@ def state() -> DecodeState:
         vocab_size=VOCAB,
         max_bucket=REPEATS,
         max_width=WIDTH,
-        max_chunk=CHUNK,
     )
     s = DecodeState.allocate(shape, dtype=torch.bfloat16, device="cpu")
     s.tokens.copy_(torch.randint(0, VOCAB, s.tokens.shape))

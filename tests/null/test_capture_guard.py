@@ -11,7 +11,7 @@ from draftgraph.graphs.program import Program
 
 pytestmark = pytest.mark.null
 
-SHAPE = StateShape(slots=2, context=32, num_drafts=3, vocab_size=11, max_bucket=2, max_width=8, max_chunk=8)
+SHAPE = StateShape(slots=2, context=32, num_drafts=3, vocab_size=11, max_bucket=2, max_width=8)
 
 
 def planted_item(s: DecodeState) -> None:

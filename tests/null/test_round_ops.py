@@ -28,7 +28,6 @@ def make_state(device: torch.device | str) -> DecodeState:
         vocab_size=11,
         max_bucket=BUCKET,
         max_width=16,
-        max_chunk=8,
     )
     return DecodeState.allocate(shape, dtype=torch.float32, device=device)
 

@@ -74,7 +74,6 @@ def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBu
         vocab_size=50,
         max_bucket=4,
         max_width=verify_widths(4, depth)[-1],
-        max_chunk=256,
     )
     model = fake_target(device)
     state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftgraph.graphs import DecodeState, Mailbox, StateShape
 
-SHAPE = StateShape(slots=2, context=8, num_drafts=3, vocab_size=11, max_bucket=2, max_width=8, max_chunk=8)
+SHAPE = StateShape(slots=2, context=8, num_drafts=3, vocab_size=11, max_bucket=2, max_width=8)
 
 
 def publish(state: DecodeState, slot: int, tokens: list[int]) -> None:

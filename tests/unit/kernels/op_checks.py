@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.graphs.state import DecodeState, StateShape
 
 
@@ -42,7 +41,7 @@ def check_registration(op: Any, args: Sequence[Any]) -> None:
 
 
 class _OneDevice(TorchDispatchMode):
-    """Refuses what FakeTensorMode lets through: a copy to or from another device."""
+    """Refuses any tensor of another device, also one that is never copied."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -54,61 +53,15 @@ class _OneDevice(TorchDispatchMode):
         return result
 
 
-class _NoDeviceGuard(TorchFunctionMode):
-    """Calls the operators behind some methods of `Tensor` directly.
-
-    Those methods (`__getitem__`, `__setitem__`, `__invert__`, `copy_`) set a device guard before they call an
-    operator, which a build of torch without CUDA refuses, also for fake tensors.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.__getitem__:
-            view, indices = self._view(*args)
-            return view if indices is None else torch.ops.aten.index.Tensor(view, indices)
-        if func is torch.Tensor.__setitem__:
-            view, indices = self._view(args[0], args[1])
-            value = args[2] if isinstance(args[2], torch.Tensor) else view.new_full((), args[2])
-            if indices is None:
-                torch.ops.aten.copy_.default(view, value)
-            else:
-                torch.ops.aten.index_put_.default(view, indices, value.to(view.dtype))
-            return None
-        if func is torch.Tensor.__invert__:
-            return torch.ops.aten.bitwise_not.default(*args)
-        if func is torch.Tensor.copy_:
-            return torch.ops.aten.copy_.default(*args)
-        return func(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _view(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None] | None]:
-        """The view that the slices, integers and Nones of `index` give, and its tensors by dimension."""
-        indices: list[torch.Tensor | None] = []
-        for part in index if isinstance(index, tuple) else (index,):
-            dim = len(indices)
-            if isinstance(part, int):
-                tensor = tensor.select(dim, part)
-                continue
-            if isinstance(part, slice):
-                start, stop, step = part.indices(tensor.shape[dim])
-                assert step == 1
-                tensor = tensor.narrow(dim, start, max(0, stop - start))
-            elif part is None:
-                tensor = tensor.unsqueeze(dim)
-            indices.append(part if isinstance(part, torch.Tensor) else None)
-        return tensor, indices if any(part is not None for part in indices) else None
-
-
 def check_capture_safe(reference: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Traces the function on fake CUDA tensors: a host read or a data-dependent shape raises."""
-    with FakeTensorMode():
+    """Traces the function on fake CUDA tensors: a host read, a host tensor or a data-dependent shape raises."""
+    with fake_cuda() as device:
         fake = [
-            torch.empty(arg.shape, dtype=arg.dtype, device="cuda") if isinstance(arg, torch.Tensor) else arg
+            torch.empty(arg.shape, dtype=arg.dtype, device=device) if isinstance(arg, torch.Tensor) else arg
             for arg in args
         ]
-        with _OneDevice(), _NoDeviceGuard():
-            reference(*fake)
+        with _OneDevice():
+            check_function(getattr(reference, "__name__", "op"), lambda: reference(*fake))
 
 
 def random_round(
@@ -139,7 +92,6 @@ def random_round(
         vocab_size=vocab,
         max_bucket=bucket,
         max_width=width,
-        max_chunk=8,
         max_stop_tokens=2,
     )
     state = DecodeState.allocate(shape, dtype=dtype, device="cpu")

@@ -145,7 +145,6 @@ def speculate(
         vocab_size=VOCAB,
         max_bucket=rows,
         max_width=rows * (NUM_DRAFTS + 1),
-        max_chunk=1,
     )
     state = DecodeState.allocate(shape, dtype=torch.float32, device="cpu")
     state.slot_of_row.copy_(torch.arange(rows))

@@ -70,7 +70,6 @@ def one_row(
         vocab_size=vocab,
         max_bucket=1,
         max_width=width,
-        max_chunk=1,
     )
     state = DecodeState.allocate(shape, dtype=logits.dtype, device="cpu")
     state.slot_of_row[0], state.cu_tokens[1] = 0, width
