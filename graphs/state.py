@@ -31,10 +31,14 @@ class StateShape:
     """The most token positions of one verify."""
     max_stop_tokens: int = 8
     """Stop tokens of one row."""
+    keeps_draft_probs: bool = False
+    """Whether drafts are sampled and verification needs the distributions that they were sampled from."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "keeps_draft_probs":
+                continue
             least = 0 if field.name == "num_drafts" else 1
             if value < least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value}")
@@ -87,6 +91,8 @@ class DecodeState:
     """int32 [R1]: drafts the speculator made."""
     confidence: torch.Tensor
     """float32 [R1, K]: the drafter's estimate that draft k is accepted given that those before it are."""
+    draft_probs: torch.Tensor
+    """float32 [R1, K, V]: the distribution that each draft was sampled from; [R1, K, 0] where nobody asks for it."""
     accepted: torch.Tensor
     """int32 [R1]: drafts accepted in the last round."""
     emitted: torch.Tensor
@@ -184,6 +190,7 @@ class DecodeState:
             draft_tokens=zeros((r1, k)),
             draft_count=zeros((r1,)),
             confidence=zeros((r1, k), torch.float32),
+            draft_probs=zeros((r1, k, shape.vocab_size if shape.keeps_draft_probs else 0), torch.float32),
             accepted=zeros((r1,)),
             emitted=zeros((r1, k + 1)),
             failed=full((r1,), False, torch.bool),
@@ -215,6 +222,11 @@ class DecodeState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its field name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shape"}
+
+    @property
+    def draft_distributions(self) -> torch.Tensor | None:
+        """`draft_probs`, or None where each draft is the only token that its drafter would have made."""
+        return self.draft_probs if self.shape.keeps_draft_probs else None
 
     @property
     def reserved_slot(self) -> int:
