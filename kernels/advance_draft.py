@@ -166,10 +166,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     room = tl.where(live, tl.maximum(tl.load(limit + slot, mask=inside, other=0) - row_length - 1, 0), 0)
     token = tl.load(chosen + row, mask=inside, other=0)
     good = tl.load(failed + row, mask=inside, other=1).to(tl.int32) == 0
-    if target_ids is None:
-        drafted = token
-    else:
-        drafted = tl.load(target_ids + token, mask=inside, other=-1)
+    drafted = token if target_ids is None else tl.load(target_ids + token, mask=inside, other=-1)
     proposes = (room > step) & good & (drafted >= 0)
     # Rows that share a slot, the padding ones, are finished and all write the same.
     place = slot.to(tl.int64) * NUM_DRAFTS + step

@@ -123,7 +123,7 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
     part = tl.program_id(1)
     top = value_of_rank(_best(best, row, PARTS, PARTS_2))
     _, inside, x = _load_part(logits, allowed, row, part, vocab, logits_stride, PART)
-    weight = tl.where(inside & is_finite(top), mass_triton(tl.where(is_finite(top), x - top, 0.0)), 0)
+    weight = tl.where(inside, mass_triton(tl.where(is_finite(top), x - top, 0.0)), 0)
     tl.store(masses + row * PARTS + part, tl.sum(weight, 0))
 
 

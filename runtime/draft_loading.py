@@ -82,8 +82,8 @@ def check_draft(
         best, likely = (expected_speedup(a, depth, draft_cost=cost) for a in (1.0, _LIKELY_ACCEPTANCE))
         logger.warning(
             "the draft model %s is not smaller than the target: each of its %d drafts per round reads %.2f times the "
-            "weights of a target pass, so decoding would run at %.2f times the plain speed if every draft were accepted, "
-            "and at %.2f times at an acceptance rate of %g",
+            "weights of a target pass, so decoding would run at %.2f times the plain speed if every draft were "
+            "accepted, and at %.2f times at an acceptance rate of %g",
             draft.name,
             depth,
             cost,
@@ -111,8 +111,8 @@ def _warn_of_other_tokens(draft: DraftSource, target_path: Path) -> None:
     same = sum(theirs.get(number) == text for number, text in ours.items())
     if same < len(ours):
         logger.warning(
-            "the draft model %s has another tokenizer than the target: %d of the target's %d tokens have another meaning "
-            "in it; use_heterogeneous_vocab drafts with the tokens that both have",
+            "the draft model %s has another tokenizer than the target: %d of the target's %d tokens have another "
+            "meaning in it; use_heterogeneous_vocab drafts with the tokens that both have",
             draft.name,
             len(ours) - same,
             len(ours),

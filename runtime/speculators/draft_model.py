@@ -26,12 +26,12 @@ _TAIL = 2
 class DraftModelSpeculator(BaseSpeculator):
     """Drafts with a decoder that has a KV cache of its own over the engine's slots.
 
-    A round's first forward takes the last two committed tokens of every row, which catches up whatever was accepted, and
-    K - 1 more take one drafted token per row. KV of drafts that were rejected is overwritten by the next round before
-    attention reads it, as it is for the target. Rows near their limit draft fewer tokens, on the device.
+    A round's first forward takes the last two committed tokens of every row, which catches up whatever was accepted,
+    and K - 1 more take one drafted token per row. KV of drafts that were rejected is overwritten by the next round
+    before attention reads it, as it is for the target. Rows near their limit draft fewer tokens, on the device.
 
-    With a `VocabMapping` the drafter has another vocabulary (token-level intersection, see `kernels/vocabulary.py`): its
-    context is the committed tokens in its own ids, and its drafts are limited to the tokens that both have.
+    With a `VocabMapping` the drafter has another vocabulary (token-level intersection, see `kernels/vocabulary.py`):
+    its context is the committed tokens in its own ids, and its drafts are limited to the tokens that both have.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -129,16 +129,14 @@ class DraftModelSpeculator(BaseSpeculator):
     ) -> None:
         """Draft `step` of every row, from the `hidden` of the token before it at `positions`; packs `following`."""
         width, slot_of_row = hidden.shape[0], state.slot_of_row[:bucket]
-        logits = self._model.logits(hidden)
-        chosen, failed = self._chosen[:width], self._failed[:width]
-        confidence = self._confidence[:width]
-        draft_argmax(logits, self._allowed, chosen, confidence, failed)
+        logits = self._model.logits(hidden)[:bucket]
+        draft_argmax(logits, self._allowed, self._chosen[:bucket], self._confidence[:bucket], self._failed[:bucket])
         if self._stream is not None:
-            self._sample(state, bucket, step, logits, positions)
+            self._sample(state, bucket, step, logits, positions[:bucket])
         advance_draft(
-            chosen,
-            confidence,
-            failed,
+            self._chosen[:width],
+            self._confidence[:width],
+            self._failed[:width],
             state.length,
             state.limit,
             state.finished,
@@ -161,12 +159,12 @@ class DraftModelSpeculator(BaseSpeculator):
     ) -> None:
         """Replaces the likeliest token by a sample, and keeps the distribution where verification asks for it."""
         assert self._stream is not None
-        width, slot_of_row = logits.shape[0], state.slot_of_row[:bucket]
-        chosen, failed = self._chosen[:width], self._failed[:width]
-        log_normalizer, threshold = self._log_normalizer[:width], self._threshold[:width]
+        slot_of_row = state.slot_of_row[:bucket]
+        chosen, failed = self._chosen[:bucket], self._failed[:bucket]
+        log_normalizer, threshold = self._log_normalizer[:bucket], self._threshold[:bucket]
         sample_target(
             logits,
-            self._rows[:width],
+            self._rows[:bucket],
             positions,
             self._step.cu_tokens[: bucket + 1],
             slot_of_row,

@@ -46,8 +46,8 @@ def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpecu
     assert parts.draft is not None  # loaded before the speculator is made
     stream = None
     if config.draft_sample_method == "probabilistic":
-        # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other rules
-        # need a draft that is independent of everything that is drawn after it.
+        # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other
+        # rules need a draft that is independent of everything that is drawn after it.
         stream = TARGET if config.rejection_sample_method == "coupled" else DRAFT
     return DraftModelSpeculator(depth, parts.draft, stream=stream, mapping=parts.mapping)
 

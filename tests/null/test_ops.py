@@ -12,6 +12,8 @@ from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.compact_path import compact_path
+from draftgraph.kernels.draft_argmax import draft_argmax
+from draftgraph.kernels.draft_distribution import draft_distribution
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
@@ -174,6 +176,28 @@ def record(device: torch.device | str, *, count: int) -> None:
     )
 
 
+def choose(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    allowed, chosen = ints(VOCAB).bool(), ints(ROWS)
+    draft_argmax(floats(ROWS, VOCAB), allowed, chosen, floats(ROWS, dtype=torch.float32), ints(ROWS).bool())
+
+
+def keep_distribution(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    single = torch.float32
+    draft_distribution(
+        floats(ROWS, VOCAB),
+        ints(ROWS),
+        floats(ROWS, dtype=single),
+        floats(ROWS, dtype=single),
+        floats(SLOTS, dtype=single) + 1,
+        ints(SLOTS).bool(),
+        ints(ROWS),
+        1,
+        floats(SLOTS, DRAFTS, VOCAB, dtype=single),
+    )
+
+
 CASES = {
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
@@ -187,6 +211,8 @@ CASES = {
     "record_logprobs": lambda device: record(device, count=0),
     "record_logprobs of 20": lambda device: record(device, count=20),
     "accept_coupled": accept_by_token,
+    "draft_argmax": choose,
+    "draft_distribution": keep_distribution,
     "accept_standard": lambda device: accept(accept_standard, device, full=False),
     "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
     "accept_block": lambda device: accept(accept_block, device, full=False),
