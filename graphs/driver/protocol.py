@@ -131,7 +131,7 @@ class GraphDriver(Protocol):
         """An empty graph."""
 
     def create_handle(self, graph: Graph, default: int) -> Handle:
-        """A conditional handle, for one node of `graph` or of a body inside it; `default` at the start of each launch."""
+        """A conditional handle, for one node of `graph` or of a body inside it; `default` when a launch starts."""
 
     def add_child(self, graph: Graph, child: Graph, after: Sequence[Node]) -> Node:
         """Adds `child`, which the driver clones; what it was captured from must be kept alive."""
