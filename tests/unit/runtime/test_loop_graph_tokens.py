@@ -56,7 +56,9 @@ def generate(path, spec, params, batch, executor=None):
 @pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "if chain"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("rule", "params"), [("standard", GREEDY), ("coupled", SAMPLED), ("standard", SAMPLED)], ids=["greedy", "coupled", "standard"]
+    ("rule", "params"),
+    [("standard", GREEDY), ("coupled", SAMPLED), ("standard", SAMPLED)],
+    ids=["greedy", "coupled", "standard"],
 )
 def test_tokens_equal_the_host_executors(tiny_model_path, rule, params, batch, has_switch):
     spec = {**NGRAM, "rejection_sample_method": rule}
