@@ -23,7 +23,6 @@ from .speculative_methods import (
 
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block", "synthetic", "coupled")
-AVAILABLE_REJECTION_SAMPLE_METHODS = ("standard", "coupled")
 
 _DISTRIBUTION_RULES = ("standard", "block")
 """Verification rules that need the distribution of a draft that was sampled."""
@@ -193,12 +192,6 @@ class SpeculativeConfig:
             raise NotAvailableError(
                 f"method {self.method!r} ({METHODS[self.method].summary}) is not available in this version; "
                 f"available: {methods}"
-            )
-        if self.rejection_sample_method not in AVAILABLE_REJECTION_SAMPLE_METHODS:
-            available = ", ".join(map(repr, AVAILABLE_REJECTION_SAMPLE_METHODS))
-            raise NotAvailableError(
-                f"rejection_sample_method {self.rejection_sample_method!r} is not available in this version; "
-                f"available: {available}"
             )
         if self.draft_sample_method != "greedy" and not METHODS[self.method].samples_drafts:
             raise NotAvailableError(

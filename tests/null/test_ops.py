@@ -11,6 +11,7 @@ from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
+from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.draft_argmax import draft_argmax
 from draftgraph.kernels.draft_distribution import draft_distribution
@@ -161,6 +162,23 @@ def accept_by_token(device: torch.device | str) -> None:
     )
 
 
+def accept_at_rates(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    accept_synthetic(
+        ints(WIDTH),
+        ints(WIDTH).bool(),
+        ints(WIDTH),
+        ints(SLOTS, DRAFTS),
+        floats(DRAFTS, dtype=torch.float32),
+        ints(SLOTS).long(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
 def record(device: torch.device | str, *, count: int) -> None:
     floats, ints = makers(device)
     record_logprobs(
@@ -213,6 +231,7 @@ CASES = {
     "accept_coupled": accept_by_token,
     "draft_argmax": choose,
     "draft_distribution": keep_distribution,
+    "accept_synthetic": accept_at_rates,
     "accept_standard": lambda device: accept(accept_standard, device, full=False),
     "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
     "accept_block": lambda device: accept(accept_block, device, full=False),

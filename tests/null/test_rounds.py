@@ -11,7 +11,7 @@ from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
-from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
+from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
 from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
@@ -92,7 +92,8 @@ def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBu
     if speculator is not None:
         speculator.allocate(state)
     cache = model.allocate_cache(shape.slots + 1, CONTEXT)
-    policy = create_policy(spec.rejection_sample_method)
+    policy = create_policy(spec)
+    policy.allocate(state)
     return RoundBuilder(model, cache, state, speculator, policy), state
 
 
@@ -114,11 +115,17 @@ def variants() -> list[tuple[str, dict[str, object]]]:
     return found
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", REJECTION_SAMPLE_METHODS)
 @pytest.mark.parametrize(("method", "options"), variants(), ids=str)
 def test_every_step_of_every_program_is_capture_safe(method, options, rule):
     depth = None if method == "none" else 5
-    spec = SpeculativeConfig(method=method, num_speculative_tokens=depth, rejection_sample_method=rule, **options)
+    spec = SpeculativeConfig(
+        method=method,
+        num_speculative_tokens=depth,
+        rejection_sample_method=rule,
+        synthetic_acceptance_length=1.0 if rule == "synthetic" else None,
+        **options,
+    )
     with fake_cuda() as device:
         builder, state = fake_builder(spec, device)
         buffers = LogprobBuffers(
