@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .names import DOMAIN, StepName
-from .step_timer import StepTime
+from .step_timer import StepTime, in_order
 
 # Values of NVTX_EVENTS.eventType in the SQLite export.
 _PUSH_POP_RANGE = 59
@@ -87,7 +87,7 @@ def read_csv(lines: Iterable[str]) -> list[StepTime]:
         else:  # nvtx_sum, nvtx_pushpop_sum
             entry.calls = int(_number(record["Instances"]))
             entry.nanoseconds = _number(record["Total Time (ns)"])
-    return [entry.row(name) for name, entry in sums.items()]
+    return in_order(entry.row(name) for name, entry in sums.items())
 
 
 def read_sqlite(file: Path) -> list[StepTime]:
@@ -117,7 +117,7 @@ def read_sqlite(file: Path) -> list[StepTime]:
                     index = bisect_right(starts.get(lane, []), launched) - 1
                     if index >= 0 and launched < lanes[lane][index][1]:
                         sums[lanes[lane][index][2]].add_kernel(nanoseconds)
-    return [entry.row(name) for name, entry in sums.items()]
+    return in_order(entry.row(name) for name, entry in sums.items())
 
 
 def _records(lines: Iterable[str]) -> Iterator[dict[str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .device_rates import DeviceRates
@@ -94,31 +95,32 @@ def decode_efficiency(rows: Iterable[ReportRow], tokens: int, rates: DeviceRates
 
 
 def step_table(rows: Sequence[ReportRow], title: str = "time by step") -> Table:
-    """The rows for a terminal; columns that no row has anything for are left out."""
+    """The rows for a terminal. Columns that no row has anything for are left out, and so are the steps of programs
+    whose one step is the whole of them.
+
+    "moves" is what a call must at least move, "GB/s" that over the time, and "limit" the share of the limit reached.
+    """
+    rows = [row for row in rows if row.time.name.step != row.time.name.program]
     columns: list[tuple[str, Callable[[ReportRow], str]]] = [
-        ("step", lambda row: f"  {row.time.name.step}" if row.time.phase else str(row.time.name)),
+        ("step", lambda row: f" {row.time.name.step}" if row.time.phase else str(row.time.name)),
         ("calls", lambda row: f"{row.time.calls}"),
-        ("ms per call", lambda row: f"{row.time.seconds_per_call * 1e3:.3f}"),
+        ("ms/call", lambda row: f"{row.time.seconds_per_call * 1e3:.3f}"),
         ("ms", lambda row: f"{row.time.seconds * 1e3:.1f}"),
         ("share", lambda row: f"{row.share:.1%}"),
         ("kernels", lambda row: "" if row.time.kernels is None else f"{row.time.kernels}"),
         (
-            "kernel ms",
+            "k. ms",
             lambda row: "" if row.time.kernel_seconds is None else f"{row.time.kernel_seconds * 1e3:.3f}",
         ),
-        ("must move", lambda row: "" if row.cost is None else _bytes(row.cost.bytes)),
+        ("moves", lambda row: "" if row.cost is None else _bytes(row.cost.bytes)),
         ("GB/s", lambda row: "" if row.bytes_per_second is None else f"{row.bytes_per_second / 1e9:.2f}"),
-        ("of limit", lambda row: "" if row.share_of_limit is None else f"{row.share_of_limit:.1%}"),
+        ("limit", lambda row: "" if row.share_of_limit is None else f"{row.share_of_limit:.1%}"),
     ]
     shown = [(name, cell) for name, cell in columns if any(cell(row) for row in rows)]
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False)
     for name, _ in shown:
         table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
-    program = None
     for row in rows:
-        if program is not None and row.time.name.program != program:
-            table.add_section()
-        program = row.time.name.program
         table.add_row(*(cell(row) for _, cell in shown), style=None if row.time.phase else "bold")
     return table
 

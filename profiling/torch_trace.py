@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 from ..graphs import Program, Step
 from .names import DOMAIN, StepName
 from .observer import Observer
-from .step_timer import StepTime
+from .step_timer import StepTime, in_order
 
 _PREFIX = f"{DOMAIN}:"
 
@@ -45,7 +45,7 @@ class TorchTrace(Observer):
         return record_function(f"{_PREFIX}{program.name} {step.name}")
 
     def table(self) -> list[StepTime]:
-        """Every pass and step as the host saw it, in the order of their first start.
+        """Every pass and step as the host saw it, in the order of `in_order`.
 
         On a GPU `kernel_seconds` has the time of the kernels that the step launched.
         """
@@ -61,7 +61,7 @@ class TorchTrace(Observer):
                     seconds=event.cpu_time_total / 1e6 + (before.seconds if before else 0.0),
                     kernel_seconds=kernels if self._sees_kernels else None,
                 )
-        return list(rows.values())
+        return in_order(rows.values())
 
     def save(self, file: Path) -> None:
         """Writes a Chrome trace, to be opened in chrome://tracing or Perfetto."""

@@ -76,8 +76,8 @@ def test_steps_are_summed_by_name_and_rounds_beside_them(state, ticks):
         ("round[2]", 3, 20.0),
         ("round[2] propose", 3, 3.0),
         ("round[2] verify[4]", 2, 6.0),
-        ("round[2] commit", 3, 6.0),
         ("round[2] verify[8]", 1, 5.0),
+        ("round[2] commit", 3, 6.0),
         ("prefill[64]", 1, 7.0),
         ("prefill[64] prefill[64]", 1, 7.0),
     ]
@@ -89,8 +89,8 @@ def test_steps_are_summed_by_name_and_rounds_beside_them(state, ticks):
         ("", 2, None),
         ("propose", 2, None),
         ("verify", 2, 4),
-        ("commit", 2, None),
         ("verify", 2, 8),
+        ("commit", 2, None),
         ("", None, 64),
         ("prefill", None, 64),
     ]
