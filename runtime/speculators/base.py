@@ -9,6 +9,7 @@ import torch
 
 from ...graphs import DecodeState
 from ...kernels.window import Window
+from ...profiling.floor import RoundShape, StepCost
 
 
 class BaseSpeculator(ABC):
@@ -56,3 +57,7 @@ class BaseSpeculator(ABC):
 
     def clear(self, slot: int) -> None:  # noqa: B027
         """Overwrites what `slot` holds, since it may not be finite."""
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """The least that `propose` must move and compute in a round; here, the writing of its drafts."""
+        return StepCost(bytes_written=shape.rows * (shape.num_drafts + 1) * 4)
