@@ -143,6 +143,7 @@ class DraftModelSpeculator(BaseSpeculator):
             slot_of_row,
             self._target_ids,
             step,
+            step,
             state.draft_tokens,
             state.confidence,
             state.draft_count,

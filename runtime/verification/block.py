@@ -19,7 +19,8 @@ class BlockVerification(VerificationPolicy):
 
     def judge(self, state: DecodeState, bucket: int) -> None:
         """Accepts the longest prefix that its joint probability lets stand; where drafts are not sampled, q is
-        one-hot."""
+        one-hot.
+        """
         accept_block(
             state.logits,
             state.sampled,

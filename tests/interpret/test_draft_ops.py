@@ -93,9 +93,9 @@ def finite_logits(seed):
         (advance_draft_triton, advance_arguments, 0, lambda x: x.long(), "chosen has dtype int64"),
         (advance_draft_triton, advance_arguments, 4, lambda x: x[1:], "limit has shape"),
         (advance_draft_triton, advance_arguments, 8, lambda x: -1, "step is -1; accepted: 0 to 2"),
-        (advance_draft_triton, advance_arguments, 10, lambda x: x.double(), "confidence has dtype float64"),
-        (advance_draft_triton, advance_arguments, 14, lambda x: x[1:], "window_slots has shape"),
-        (advance_draft_triton, advance_arguments, 16, lambda x: x[1:], "base has shape"),
+        (advance_draft_triton, advance_arguments, 11, lambda x: x.double(), "confidence has dtype float64"),
+        (advance_draft_triton, advance_arguments, 15, lambda x: x[1:], "window_slots has shape"),
+        (advance_draft_triton, advance_arguments, 17, lambda x: x[1:], "base has shape"),
     ],
 )
 def test_what_the_kernels_cannot_take_is_refused(launch, arguments, index, change, message):

@@ -157,6 +157,7 @@ def advance(device: torch.device | str) -> None:
         s.slot_of_row,
         target_ids,
         1,
+        1,
         s.draft_tokens,
         s.confidence,
         s.draft_count,

@@ -86,7 +86,7 @@ def distribution_arguments(
 
 
 def advance_arguments(
-    seed: int, *, rows: int = 3, num_drafts: int = 3, step: int = 1, mapped: bool = False, spare: int = 0
+    seed: int, *, rows: int = 3, num_drafts: int = 3, step: int = 1, shift: int = 1, mapped: bool = False, spare: int = 0
 ) -> list[Any]:
     """Of `advance_draft`."""
     state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts, vocab=VOCAB)
@@ -99,6 +99,6 @@ def advance_arguments(
     target_ids = id_map(seed, DRAFT_VOCAB, VOCAB) if mapped else None
     slots = state.slot_of_row[:bucket]
     return [
-        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, state.draft_tokens,
+        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, shift, state.draft_tokens,
         state.confidence, state.draft_count, *[_ints(width) for _ in range(4)], _ints(bucket), _ints(bucket),
     ]  # fmt: skip

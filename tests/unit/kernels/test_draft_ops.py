@@ -137,12 +137,13 @@ def test_draft_distribution_is_what_was_sampled_from():
     seed=SEEDS,
     rows=st.integers(1, 5),
     step=st.integers(0, 2),
+    shift=st.integers(-1, 2),
     mapped=st.booleans(),
     spare=st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_advance_draft_equals_its_reference(seed, rows, step, mapped, spare):
-    arguments = advance_arguments(seed, rows=rows, step=step, mapped=mapped, spare=spare)
+def test_advance_draft_equals_its_reference(seed, rows, step, shift, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, mapped=mapped, spare=spare)
     assert_same_effect(advance_draft, advance_draft_reference, arguments)
 
 
@@ -162,7 +163,7 @@ def test_advance_draft_by_hand(op):
     window = [torch.full((8,), 99, dtype=torch.int32) for _ in range(4)]
     base, owners = torch.full((6,), 99, dtype=torch.int32), torch.full((6,), 99, dtype=torch.int32)
     op(
-        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0,
+        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0, -1,
         state.draft_tokens, state.confidence, state.draft_count, *window, base, owners,
     )  # fmt: skip
     reserved = state.reserved_slot
@@ -172,7 +173,7 @@ def test_advance_draft_by_hand(op):
     assert state.confidence[:5, 0].tolist() == pytest.approx([0.1, 0.2, 0.0, 0.0, 0.0])
     assert state.draft_count[:5].tolist() == [1, 1, 1, 0, 1]
     assert window[0].tolist() == [3, 0, 0, 0, 7, 0, 0, 0]
-    assert window[1].tolist() == [5, 0, 0, 0, 9, 0, 0, 0]
+    assert window[1].tolist() == [4, 0, 0, 0, 8, 0, 0, 0]
     assert window[2].tolist() == [0, *[reserved] * 3, 4, *[reserved] * 3]
     assert window[3].tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
     assert base.tolist() == window[1][:6].tolist()
