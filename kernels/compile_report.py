@@ -35,6 +35,7 @@ OP_FILES: tuple[str, ...] = (
     "draft_distribution",
     "ngram_propose",
     "pack_tail",
+    "pack_unseen",
     "pack_window",
     "plan_window",
     "record_logprobs_triton",
