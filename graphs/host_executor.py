@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from .capture import CaptureReport
+from .parking import parked
 from .program import Node, Program, Sequence, Step, Switch, While
 from .state import DecodeState
 
@@ -22,6 +24,19 @@ class HostExecutor:
     def __init__(self, observer: StepObserver | None = None) -> None:
         """Creates the executor; `observer` wraps every step, for timing."""
         self.observer = observer
+
+    @property
+    def report(self) -> CaptureReport:
+        """Nothing: this executor captures no graphs."""
+        return CaptureReport()
+
+    def prepare(self, program: Program, progress: Callable[[str], None] | None = None) -> None:
+        """Runs every step once where nothing depends on it, so that what compiles does so now."""
+        with parked(program.state):
+            for step in program.steps():
+                if progress is not None:
+                    progress(step.name)
+                step.fn(program.state)
 
     def run(self, program: Program) -> None:
         """Runs the whole program."""
