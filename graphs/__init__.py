@@ -4,9 +4,10 @@ from .buckets import batch_buckets, bucket_for, exact_widths, prefill_widths, ve
 from .compile import compile_region, eager_region
 from .executors import Executor, ExecutorStatus, available_executors, choose_executor
 from .host_executor import HostExecutor
+from .host_memory import HostReader, SharedTensor, shared
 from .mailbox import Delivery, Mailbox
 from .program import Node, Program, Sequence, Step, Switch, While
-from .state import DecodeState, StateShape
+from .state import DecodeState, HostView, StateShape
 
 __all__ = [
     "DecodeState",
@@ -14,10 +15,13 @@ __all__ = [
     "Executor",
     "ExecutorStatus",
     "HostExecutor",
+    "HostReader",
+    "HostView",
     "Mailbox",
     "Node",
     "Program",
     "Sequence",
+    "SharedTensor",
     "StateShape",
     "Step",
     "Switch",
@@ -30,5 +34,6 @@ __all__ = [
     "eager_region",
     "exact_widths",
     "prefill_widths",
+    "shared",
     "verify_widths",
 ]

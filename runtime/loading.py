@@ -73,8 +73,23 @@ def load_target(
     return LoadedModel(path, decoder, model, tokenizer, max_model_len)
 
 
-def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
-    """Allocates the decode state and the cache, and assembles the loop around them."""
+def build_core(
+    target: LoadedModel,
+    config: EngineConfig,
+    *,
+    executor: Executor | None = None,
+    ring: int | None = None,
+    rounds_per_launch: int | None = None,
+) -> EngineCore:
+    """Allocates the decode state and the cache, and assembles the loop around them.
+
+    Args:
+        target: the model.
+        config: checked by `load_target`.
+        executor: in place of the one that the configuration names.
+        ring: tokens of a row's output ring; by default as many as a sequence may have.
+        rounds_per_launch: see `CorePlan`.
+    """
     device = config.torch_device
     num_drafts = config.speculative.num_speculative_tokens or 0
     widths = _widths(config, num_drafts)
@@ -87,6 +102,7 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
+            ring=ring or 0,
         ),
         dtype=config.torch_dtype,
         device=device,
@@ -106,8 +122,9 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
         metrics=config.metrics,
         max_logprobs=MAX_LOGPROBS,
         reuse_generated=not config.exact,
+        **({} if rounds_per_launch is None else {"rounds_per_launch": rounds_per_launch}),
     )
-    executor = _executor(config)
+    executor = executor or _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
 
 

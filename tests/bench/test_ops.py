@@ -91,7 +91,10 @@ def state() -> DecodeState:
     s.sampled.copy_(torch.randint(0, VOCAB, s.sampled.shape))
     s.log_normalizer.copy_(torch.logsumexp(s.logits.float(), 1))
     s.threshold.fill_(-1.0)
-    return DecodeState(shape=shape, **{name: tensor.to(DEVICE) for name, tensor in s.tensors().items()})
+    there = DecodeState.allocate(shape, dtype=torch.bfloat16, device=DEVICE)
+    for name, tensor in there.tensors().items():
+        tensor.copy_(getattr(s, name))
+    return there
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -143,8 +146,9 @@ def ending() -> dict[str, OpCase]:
     tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
     ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
     s.length.add_(WIDTH)
-    finishing = (s.stop_token_ids, s.limit, s.cancel, s.pause, s.tokens, s.length, s.finished, s.finish_reason)
-    counters = (s.ring_tokens, s.ring_count, s.rounds, s.histogram, s.running)
+    flags = (s.cancel, s.pause, s.leave_on_finish, s.taken)
+    finishing = (s.stop_token_ids, s.limit, *flags, s.tokens, s.length, s.finished, s.finish_reason)
+    counters = (s.ring_tokens, s.ring_count, s.published, s.rounds, s.histogram, None, s.rounds_left, s.running)
     return {
         "commit": OpCase(
             lambda slot: commit(s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], *finishing, *counters),

@@ -103,7 +103,7 @@ def test_every_step_of_every_program_is_capture_safe(method, rule):
             widths = verify_widths(bucket, depth or 0)
             program = builder.round(bucket, widths, buffers, detailed=True)
             names = [step.name for step in program.steps()]
-            expected = ["budget", *(f"verify[{w}]" for w in widths), "accept", "logprobs", "round_pairs", "commit"]
+            expected = ["budget", *(f"verify[{w}]" for w in widths), "accept", "logprobs", "commit"]
             assert names == (expected if method == "none" else ["propose", *expected])
             assert check_program(program) == len(names)
         for width in prefill_widths(exact=False):
