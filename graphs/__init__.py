@@ -1,19 +1,25 @@
 """Capture, buckets, the program algebra and its executors. Nothing outside this folder touches a graph API."""
 
 from .buckets import batch_buckets, bucket_for, exact_widths, prefill_widths, verify_widths
+from .capture import CaptureReport
+from .capture_guard import CaptureError
 from .compile import compile_region, eager_region
+from .driver.protocol import GraphError
 from .executors import Executor, ExecutorStatus, available_executors, choose_executor
 from .host_executor import HostExecutor
-from .host_memory import HostReader, SharedTensor, shared
+from .host_memory import HostReader, SharedTensor, shared, upload
 from .mailbox import Delivery, Mailbox
 from .program import Node, Program, Sequence, Step, Switch, While
 from .state import DecodeState, HostView, StateShape
 
 __all__ = [
+    "CaptureError",
+    "CaptureReport",
     "DecodeState",
     "Delivery",
     "Executor",
     "ExecutorStatus",
+    "GraphError",
     "HostExecutor",
     "HostReader",
     "HostView",
@@ -35,5 +41,6 @@ __all__ = [
     "exact_widths",
     "prefill_widths",
     "shared",
+    "upload",
     "verify_widths",
 ]

@@ -43,8 +43,10 @@ class Executor(Protocol):
     def rounds(self, program: Program) -> Generator[None, None, None]:
         """Runs a program whose root is a `While`; yields whenever the host may look at what was published.
 
-        Closing the generator leaves the loop at the end of a round, and returns when nothing runs any more; the host
-        has set `pause` before.
+        The loop may go on while the host looks, so between two yields the host touches `DecodeState.host` alone. The
+        generator ends when the loop has, be rows finished or not; the host then enters it again. To leave early the
+        host sets `pause` and closes the generator, which waits for the rounds under way. Ended or closed, it leaves the
+        device idle, with all that the rounds published still in the rings.
         """
 
 

@@ -10,8 +10,9 @@ from .backoff import Backoff
 from .capture import CaptureReport, Progress, StepCapture, StepLibrary
 from .driver.protocol import Executable, Graph, GraphDriver, GraphError, Node
 from .driver.stream import DeviceEvent, DeviceStream
-from .program import Program, Sequence, Step
 from .program import Node as ProgramNode
+from .program import Program, Sequence, Step
+
 
 class GraphExecutor(ABC):
     """Captures a program's steps when it first runs, and launches graphs made of them."""

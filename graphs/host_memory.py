@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,20 @@ def shared(size: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     if mapped.data_ptr() != host.data_ptr():
         raise RuntimeError(f"torch copied page-locked memory to {device} instead of mapping it")
     return SharedTensor(host, mapped)
+
+
+def upload(values: Sequence[int], target: torch.Tensor) -> None:
+    """Writes integers to a tensor of the device, in the order of its other work, and does not wait for them to arrive.
+
+    Args:
+        values: as many as `target` has elements.
+        target: of one dimension, contiguous.
+    """
+    if target.device.type == "cpu" or isinstance(target, FakeTensor):
+        target.copy_(torch.tensor(values, dtype=target.dtype))
+        return
+    # torch keeps page-locked memory from being used again until the copy is done.
+    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=True), non_blocking=True)
 
 
 class HostReader:

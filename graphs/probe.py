@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import re
 import signal
 import subprocess
@@ -181,7 +180,7 @@ def _write(file: Path, platform: Platform, findings: dict[str, Finding]) -> None
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as draft:
             json.dump(content, draft, indent=2)
-        os.replace(draft.name, file)
+        Path(draft.name).replace(file)
     except OSError as error:
         logger.warning("the answer about executors cannot be kept in %s: %s", file, error)
 

@@ -46,8 +46,9 @@ def commit_reference(
 ) -> None:
     """The specification of `commit`; reads nothing on the host.
 
-    Only rows with a nonempty window take part. Such a row appends its `accepted + 1` emitted tokens, up to
-    and including the first stop token and never past its limit. It finishes, by falling precedence, with
+    A round that runs while `running` is false changes nothing: it was launched before the host knew that the loop had
+    ended. In any other, only rows with a nonempty window take part. Such a row appends its `accepted + 1` emitted
+    tokens, up to and including the first stop token and never past its limit. It finishes, by falling precedence, with
     `error` (the target's logits were not finite; nothing is appended), `cancelled`, `stop` (a stop token was
     appended) or `length` (the limit is reached).
 
@@ -81,7 +82,7 @@ def commit_reference(
         round_pairs: int32 [R1, C, 2] or None, written at [slot, rounds]: (drafts verified, drafts accepted). Rounds
             past C are left out.
         rounds_left: int32 [1], minus 1, but never below 0.
-        running: bool [1], written: the loop goes on.
+        running: bool [1], written: the loop goes on; false remains false.
 
     Raises:
         ValueError: the ring does not hold the tokens of one round.
@@ -92,7 +93,7 @@ def commit_reference(
     columns = min(emitted.shape[1], context)
     slots = slot_of_row.long()
     verified = cu_tokens[1:] - cu_tokens[:-1] - 1
-    live = verified >= 0
+    live = (verified >= 0) & running
     last = accepted[slots]
 
     if round_pairs is not None:
@@ -139,10 +140,10 @@ def commit_reference(
     word = ring_count[slots] | finish_reason[slots].long() << REASON_SHIFT
     published[slots] = torch.where(live, word, published[slots])
 
-    rounds_left.copy_((rounds_left - 1).clamp_min(0))
+    rounds_left.copy_((rounds_left - running.int()).clamp_min(0))
     full = ring_count[slots] - taken[slots] + emitted.shape[1] > ring
     blocked = live & torch.where(now_finished, leave_on_finish, full)
-    running.copy_(((~now_finished).any() & ~blocked.any()) & ~pause & (rounds_left > 0))
+    running.copy_(running & (~now_finished).any() & ~blocked.any() & ~pause & (rounds_left > 0))
 
 
 def _check_ring(emitted: torch.Tensor, ring_tokens: torch.Tensor) -> None:
@@ -178,6 +179,8 @@ def _commit_cpu(
     running: torch.Tensor,
 ) -> None:
     _check_ring(emitted, ring_tokens)
+    if not running.numpy()[0]:
+        return
     ends, slots = cu_tokens.tolist(), slot_of_row.tolist()
     emitted_of, accepted_of, failed_of, stops_of = map(
         torch.Tensor.numpy, (emitted, accepted, row_failed, stop_token_ids)
@@ -281,7 +284,8 @@ def _commit_kernel(  # type: ignore[no-untyped-def]
     # memory: `volatile` asks for its present value, and the loads come first since they take long.
     paused = tl.load(pause, volatile=True).to(tl.int32) != 0
     leave = tl.load(leave_on_finish, volatile=True).to(tl.int32)
-    left = tl.maximum(tl.load(rounds_left) - 1, 0)
+    was_running = tl.load(running).to(tl.int32)
+    left = tl.maximum(tl.load(rounds_left) - was_running, 0)
     column = tl.arange(0, COLUMNS)
     unfinished = 0
     blocked = 0
@@ -292,7 +296,7 @@ def _commit_kernel(  # type: ignore[no-untyped-def]
         begin = tl.load(cu_tokens + row, mask=inside, other=0)
         verified = tl.load(cu_tokens + row + 1, mask=inside, other=0) - begin - 1
         # Only live rows are written. No two of them share a slot.
-        live = inside & (verified >= 0)
+        live = inside & (verified >= 0) & (was_running != 0)
         last = tl.load(accepted + slot, mask=live, other=0)
         failed = tl.load(row_failed + slot, mask=live, other=0).to(tl.int32) != 0
         cancelled = tl.load(cancel + slot, mask=live, other=0, volatile=True).to(tl.int32) != 0
@@ -348,7 +352,7 @@ def _commit_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()
         tl.atomic_xchg(published + slot, word, mask=live, sem="release", scope="sys")
     tl.store(rounds_left, left)
-    tl.store(running, (unfinished > 0) & (blocked == 0) & (left > 0) & (paused == 0))
+    tl.store(running, (was_running != 0) & (unfinished > 0) & (blocked == 0) & (left > 0) & (paused == 0))
 
 
 def _sizes(rows: int, emitted: int, stops: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..graphs import DecodeState, Executor, HostReader, Mailbox, Program, bucket_for
+from ..graphs import CaptureReport, DecodeState, Executor, HostReader, Mailbox, Program, bucket_for, upload
 from ..graphs.buckets import chunk_width
 from ..graphs.state import FINISH_ERROR
 from .interrupts import deferred_interrupt
@@ -129,25 +129,32 @@ class EngineCore:
             self._finish(request, "cancelled" if error is None else "error", error=error)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Runs every step of every program once with padding rows only, which touch the reserved slot alone."""
+        """Compiles and captures every program; requests under way are not disturbed."""
         self._leave_loop()
-        state = self.state
-        state.slot_of_row.fill_(state.reserved_slot)
-        state.prefill_slot.fill_(state.reserved_slot)
-        state.prefill_range.zero_()
-        steps = [(program, step) for program in self.programs() for step in program.steps()]
-        for number, (program, step) in enumerate(steps):
-            if progress is not None:
-                progress(number, len(steps), f"{program.name} {step.name}")
-            self._executor.run(Program(step.name, step, state))
+        programs = list(self.programs())
+        done, total = 0, sum(1 for program in programs for _ in program.steps())
+        for program in programs:
+
+            def tell(step: str, program: str = program.name) -> None:
+                nonlocal done
+                if progress is not None:
+                    progress(done, total, f"{program} {step}")
+                done += 1
+
+            self._executor.prepare(program, tell)
         if progress is not None:
-            progress(len(steps), len(steps), "done")
+            progress(total, total, "done")
+
+    @property
+    def capture_report(self) -> CaptureReport:
+        """Which graphs were captured so far."""
+        return self._executor.report
 
     def programs(self) -> Iterator[Program]:
-        """Every program that ordinary requests run, built on demand."""
-        for width in self.plan.prefill_widths:
+        """Every program that ordinary requests run, built on demand; the largest first, as capture wants them."""
+        for width in reversed(self.plan.prefill_widths):
             yield self._program("prefill", width)
-        for bucket in self.plan.buckets:
+        for bucket in reversed(self.plan.buckets):
             yield self._program("round", bucket)
 
     # Requests and slots
@@ -155,11 +162,10 @@ class EngineCore:
     def _load(self, request: Request) -> None:
         """Writes a request into its slot; it takes part in no round yet. No loop runs."""
         state, slot, params = self.state, request.slot, request.params
-        prompt = torch.tensor(request.prompt_ids, dtype=torch.int32)
-        stop = torch.full((state.shape.max_stop_tokens,), -1, dtype=torch.int32)
-        stop[: len(request.stop_token_ids)] = torch.tensor(request.stop_token_ids, dtype=torch.int32)
-        state.tokens[slot, : len(prompt)] = prompt.to(state.device)
-        state.stop_token_ids[slot] = stop.to(state.device)
+        prompt, stop = request.prompt_ids, request.stop_token_ids
+        padding = (-1,) * (state.shape.max_stop_tokens - len(stop))
+        upload(prompt, state.tokens[slot, : len(prompt)])
+        upload((*stop, *padding), state.stop_token_ids[slot])
         state.length[slot] = len(prompt)
         state.limit[slot] = request.limit
         state.temperature[slot] = params.temperature
@@ -182,7 +188,7 @@ class EngineCore:
         width = chunk_width(remaining, self.plan.prefill_widths)
         count = min(width, remaining)
         self.state.prefill_slot.fill_(request.slot)
-        self.state.prefill_range.copy_(torch.tensor([request.prefilled, count], dtype=torch.int32))
+        upload((request.prefilled, count), self.state.prefill_range)
         self._executor.run(self._program("prefill", width))
         request.prefilled += count
 
@@ -232,7 +238,7 @@ class EngineCore:
         self._leave_loop()
         state, rows, bucket = self.state, self._scheduler.decoding, self._bucket()
         slots = [r.slot for r in rows] + [state.reserved_slot] * (bucket - len(rows))
-        state.slot_of_row[:bucket] = torch.tensor(slots, dtype=torch.int32).to(state.device)
+        upload(slots, state.slot_of_row[:bucket])
         state.host.pause[0] = False
         # While a prompt is being written, its next chunk is due after one round.
         state.rounds_left.fill_(1 if self._scheduler.wants_control else self.plan.rounds_per_launch)

@@ -72,7 +72,9 @@ class RoundBuilder:
         if speculator is not None:
             nodes.append(Step("propose", lambda s: speculator.propose(s, bucket)))
         nodes.append(self._budget(bucket, widths))
-        nodes.append(Switch(state.width_index, tuple(self._verify(bucket, width) for width in widths)))
+        verify = tuple(self._verify(bucket, width) for width in widths)
+        # A body without a switch is one graph that can be launched ahead of knowing how the last one ended.
+        nodes.append(Switch(state.width_index, verify) if len(verify) > 1 else verify[0])
         nodes.append(Step("accept", lambda s: self._policy.accept(s, bucket)))
         if logprobs is not None:
             nodes.append(self._record(bucket, logprobs))

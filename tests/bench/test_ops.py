@@ -146,6 +146,8 @@ def ending() -> dict[str, OpCase]:
     tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
     ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
     s.length.add_(WIDTH)
+    s.running.fill_(True)
+    s.rounds_left.fill_(2**30)
     flags = (s.cancel, s.pause, s.leave_on_finish, s.taken)
     finishing = (s.stop_token_ids, s.limit, *flags, s.tokens, s.length, s.finished, s.finish_reason)
     counters = (s.ring_tokens, s.ring_count, s.published, s.rounds, s.histogram, None, s.rounds_left, s.running)
@@ -153,7 +155,7 @@ def ending() -> dict[str, OpCase]:
         "commit": OpCase(
             lambda slot: commit(s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], *finishing, *counters),
             specs=["1 row, 7 drafts"],
-            written=[s.length, s.finished],
+            written=[s.length, s.finished, s.running],
         ),
         "ngram_propose": OpCase(
             lambda slot: ngram_propose(*lookup, rows[slot], *tables, 2, 4),

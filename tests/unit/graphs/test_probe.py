@@ -52,9 +52,7 @@ def test_a_hang_is_stopped():
 
 def test_an_error_and_nonsense_are_reasons():
     found = run("raise ImportError('no such module')")
-    assert found["round"] == Finding(
-        False, "the check ended with code 1 and no answer: ImportError: no such module"
-    )
+    assert found["round"] == Finding(False, "the check ended with code 1 and no answer: ImportError: no such module")
     found = run(say("[]", "hello", '{"check": "round"}', LOOP))
     assert not found["round"].works
     assert found["loop"].works

@@ -52,6 +52,7 @@ def one_row(*, emitted: list[int], accepted: int, verified: int = 3) -> tuple[De
     state.length[slot], state.limit[slot], state.accepted[slot] = 5, 20, accepted
     state.ring_count[slot] = state.taken[slot] = 22  # of 24: a round of three wraps
     state.rounds[slot], state.rounds_left[0], state.leave_on_finish[0] = 0, 9, False
+    state.running[0] = True
     state.emitted[slot] = torch.tensor(emitted)
     return state, slot
 
@@ -186,6 +187,7 @@ def test_a_row_that_finishes_ends_the_loop_if_others_wait(run: Any, leave: bool,
     slots = state.slot_of_row[:2].long()
     state.finished[slots], state.failed[slots], state.cancel[slots], state.pause[0] = False, False, False, False
     state.stop_token_ids[slots] = -1
+    state.running[0] = True
     state.length[slots], state.limit[slots], state.accepted[slots] = 5, 20, 0
     state.cu_tokens[:] = torch.tensor([0, 2] + [4] * (bucket - 1))
     state.ring_count[slots], state.taken[slots], state.rounds_left[0], state.leave_on_finish[0] = 0, 0, 9, leave
@@ -242,3 +244,14 @@ def test_reference_is_capture_safe(pairs: bool) -> None:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_registration(pairs: bool) -> None:
     check_registration(commit, arguments(*random_round(3), pairs))
+
+
+@BOTH
+def test_a_round_after_the_end_of_the_loop_changes_nothing(run: Any) -> None:
+    """It was launched before the host knew; the ring may be full, for one."""
+    state, _ = one_row(emitted=[4, 5, 6, 0], accepted=2)
+    state.running[0] = False
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    run(*arguments(state, 1))
+    for name, tensor in state.tensors().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
