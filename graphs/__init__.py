@@ -5,7 +5,7 @@ from .capture import CaptureReport
 from .capture_guard import CaptureError
 from .compile import compile_region, eager_region
 from .driver.protocol import GraphError
-from .executors import Executor, ExecutorStatus, available_executors, choose_executor
+from .executors import Executor, ExecutorStatus, available_executors, choose_executor, select_executor
 from .host_executor import HostExecutor
 from .host_memory import HostReader, SharedTensor, shared, upload
 from .mailbox import Delivery, Mailbox
@@ -40,6 +40,7 @@ __all__ = [
     "eager_region",
     "exact_widths",
     "prefill_widths",
+    "select_executor",
     "shared",
     "upload",
     "verify_widths",

@@ -202,7 +202,7 @@ def check_function(name: str, fn: Callable[[], object]) -> None:
 
 
 def innermost_line(error: BaseException) -> str:
-    """Where in the sources an error came from, outside torch and this file, as a clause; empty if there is no such line."""
+    """Where in the sources an error came from, outside torch and this file, as a clause; may be empty."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/torch/" not in f.filename and f.filename != __file__]
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -82,26 +82,31 @@ def available_executors(
     return [ExecutorStatus(name, found[name].works, found[name].reason) for name in EXECUTOR_NAMES[:-1]] + [_HOST]
 
 
-def choose_executor(name: str, device: torch.device | str, cache_directory: Path | None = None) -> Executor:
-    """Creates the executor called `name`, or for "auto" the best that `device` offers.
+def select_executor(
+    name: str, device: torch.device | str, cache_directory: Path | None = None
+) -> tuple[ExecutorStatus, tuple[ExecutorStatus, ...]]:
+    """The executor called `name`, or for "auto" the best that `device` offers; and those better ones passed over.
 
     Raises `ValueError` for an unknown name, and for one that does not work here, saying why.
     """
     if name not in ("auto", *EXECUTOR_NAMES):
         raise ValueError(f"executor must be one of auto, {', '.join(EXECUTOR_NAMES)}; got {name!r}")
     ladder = [_HOST] if name == "host" else available_executors(device, cache_directory)
-    passed_over = []
-    for status in ladder:
-        if name not in ("auto", status.name):
-            continue
-        if status.available:
-            others = f"; passed over {' | '.join(passed_over)}" if passed_over else ""
-            logger.info("executor: %s (%s)%s", status.name, status.reason, others)
-            return create_executor(status.name, torch.device(device))
-        if name != "auto":
-            raise ValueError(f"executor {name!r} cannot be used on {device}: {status.reason}")
-        passed_over.append(f"{status.name}: {status.reason}")
-    raise AssertionError("the host executor is always available")
+    if name == "auto":
+        best = next(index for index, status in enumerate(ladder) if status.available)  # the host's always is
+        return ladder[best], tuple(ladder[:best])
+    status = next(status for status in ladder if status.name == name)
+    if not status.available:
+        raise ValueError(f"executor {name!r} cannot be used on {device}: {status.reason}")
+    return status, ()
+
+
+def choose_executor(name: str, device: torch.device | str, cache_directory: Path | None = None) -> Executor:
+    """Creates what `select_executor` selects, and logs what was taken and why in one line."""
+    taken, passed_over = select_executor(name, device, cache_directory)
+    others = " | ".join(f"{status.name}: {status.reason}" for status in passed_over)
+    logger.info("executor: %s (%s)%s", taken.name, taken.reason, f"; passed over {others}" if others else "")
+    return create_executor(taken.name, torch.device(device))
 
 
 def create_executor(name: str, device: torch.device) -> Executor:

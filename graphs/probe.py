@@ -83,6 +83,10 @@ class Platform:
         return None
 
 
+_known: dict[Platform, dict[str, Finding]] = {}
+"""Answers of this process."""
+
+
 def probe(
     device: torch.device,
     cache_directory: Path | None = None,
@@ -108,13 +112,18 @@ def probe(
     if len(found) == len(CHECKS):
         return found
     file = None if cache_directory is None else cache_directory / "executors" / f"{_key(platform)}.json"
-    kept = None if file is None or fresh else _read(file, platform)
+    kept = None
+    if not fresh:
+        kept = _known.get(platform) if command is None else None
+        kept = kept or (None if file is None else _read(file, platform))
     if kept is None:
         index = torch.cuda.current_device() if device.index is None and torch.cuda.is_available() else device.index or 0
         kept = _try(command or (sys.executable, "-m", f"{__package__}.probe_checks", str(index)), timeout)
         logger.info("probed the executors: %s", "; ".join(f"{name}: {f.reason}" for name, f in kept.items()))
         if file is not None:
             _write(file, platform, kept)
+    if command is None:
+        _known[platform] = kept
     return {**kept, **found}
 
 

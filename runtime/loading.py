@@ -10,12 +10,22 @@ from typing import Any
 
 import torch
 
-from ..graphs import DecodeState, Executor, StateShape, choose_executor, compile_region, eager_region, prefill_widths
+from ..graphs import (
+    DecodeState,
+    Executor,
+    StateShape,
+    choose_executor,
+    compile_region,
+    eager_region,
+    prefill_widths,
+    select_executor,
+)
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
 from ..model_zoo.errors import CheckpointError
+from .cache import cache_directory
 from .core import CorePlan, EngineCore
 from .engine_config import EngineConfig
 from .errors import ConfigError
@@ -46,7 +56,7 @@ def load_target(
 ) -> LoadedModel:
     """Resolves, checks and loads a target model, cheapest checks first."""
     config.speculative.require_available()
-    _executor(config)
+    _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
@@ -138,11 +148,16 @@ def _tokenizer(path: Path) -> Any:
         raise CheckpointError(f"the tokenizer in {path} cannot be loaded: {reason}") from error
 
 
-def _executor(config: EngineConfig) -> Executor:
+def _check_executor(config: EngineConfig) -> None:
     try:
-        return choose_executor(config.executor, config.torch_device)
+        select_executor(config.executor, config.torch_device, cache_directory())
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _executor(config: EngineConfig) -> Executor:
+    _check_executor(config)
+    return choose_executor(config.executor, config.torch_device, cache_directory())
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:
