@@ -214,7 +214,7 @@ def differing(engine, before: dict[str, torch.Tensor], scratch: frozenset[str] =
 @contextlib.contextmanager
 def engine_under_way(path, spec, executor=None, **options):
     """An engine in the middle of two answers, out of the loop, with log-probabilities."""
-    options = {"metrics": "detailed", "max_batch_size": 2, **options}
+    options = {"metrics": "detailed", "max_batch_size": 2, "rounds_per_launch": 1, **options}
     with engine_with(path, executor or HostExecutor(), spec, **options) as engine:
         params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1, temperature=0.5, seed=1)
         streams = [engine.stream(prompt, params) for prompt in PROMPTS[:2]]
