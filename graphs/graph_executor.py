@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from .backoff import Backoff
 from .capture import CaptureReport, Progress, StepCapture, StepLibrary
@@ -17,7 +17,7 @@ from .program import Program, Sequence, Step
 class GraphExecutor(ABC):
     """Captures a program's steps when it first runs, and launches graphs made of them."""
 
-    name: ClassVar[str]
+    name: str
 
     def __init__(
         self,

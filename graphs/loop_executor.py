@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .driver.protocol import Executable, GraphError
 from .graph_executor import GraphExecutor
@@ -27,7 +26,7 @@ class LoopExecutor(GraphExecutor):
     host learns of tokens from `DecodeState.host.published` and of the end from an event.
     """
 
-    name: ClassVar[str] = "loop"
+    name = "loop"
 
     def run(self, program: Program) -> None:
         """Launches the whole program; returns at once, and what is launched after it runs after it."""

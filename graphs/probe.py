@@ -45,7 +45,7 @@ class Finding:
 class Platform:
     """What an answer holds for."""
 
-    torch: str
+    torch_version: str
     bindings: str | None
     """Version of cuda-bindings; None without them."""
     driver: tuple[int, int] | None
@@ -62,7 +62,7 @@ class Platform:
         except importlib.metadata.PackageNotFoundError:
             bindings = None
         return cls(
-            torch=torch.__version__,
+            torch_version=torch.__version__,
             bindings=bindings,
             driver=_driver_version() if bindings is not None else None,
             device=torch.cuda.get_device_name(device),
@@ -70,8 +70,8 @@ class Platform:
 
     def missing(self, executor: str) -> str | None:
         """What an executor needs and does not find, or None."""
-        if _version(self.torch) < LEAST_TORCH:
-            return f"needs torch {_dotted(LEAST_TORCH)} or newer, found {self.torch}"
+        if _version(self.torch_version) < LEAST_TORCH:
+            return f"needs torch {_dotted(LEAST_TORCH)} or newer, found {self.torch_version}"
         if self.bindings is None:
             return f"needs the package cuda-bindings {_dotted(LEAST_BINDINGS)} or newer, which is not installed"
         if _version(self.bindings) < LEAST_BINDINGS:

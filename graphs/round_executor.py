@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -83,7 +82,7 @@ class RoundExecutor(GraphExecutor):
     steps alone.
     """
 
-    name: ClassVar[str] = "round"
+    name = "round"
 
     def run(self, program: Program) -> None:
         """Runs the whole program: a loop to its end, steps as one graph that may still run on return."""

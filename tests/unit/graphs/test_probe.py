@@ -12,7 +12,7 @@ from draftgraph.graphs.probe import CHECKS, Finding, Platform, probe
 from draftgraph.graphs.probe_checks import run_checks, toy_loop
 from draftgraph.graphs.recording_capture import recorded_executor
 
-PLATFORM = Platform(torch="2.13.0+cu130", bindings="13.4.4", driver=(13, 0), device="a GPU")
+PLATFORM = Platform(torch_version="2.13.0+cu130", bindings="13.4.4", driver=(13, 0), device="a GPU")
 DEVICE = torch.device("cuda", 0)
 ROUND = '{"check": "round", "works": true, "reason": "fine"}'
 LOOP = '{"check": "loop", "works": true, "reason": "fine too"}'
@@ -63,7 +63,7 @@ def test_an_error_and_nonsense_are_reasons():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"torch": "2.9.1"}, "needs torch 2.11 or newer, found 2.9.1"),
+        ({"torch_version": "2.9.1"}, "needs torch 2.11 or newer, found 2.9.1"),
         ({"bindings": None}, "needs the package cuda-bindings 12.8 or newer, which is not installed"),
         ({"bindings": "12.6.2"}, "needs cuda-bindings 12.8 or newer, found 12.6.2"),
         ({"driver": None}, "needs an NVIDIA driver that cuda-bindings can load"),
@@ -89,7 +89,7 @@ def test_the_answer_is_kept_for_the_same_platform_alone(tmp_path):
 
     first = run(say(ROUND, LOOP), tmp_path)
     assert run("raise SystemExit(1)", tmp_path) == first
-    for change in ({"driver": (13, 1)}, {"torch": "2.12.0"}, {"device": "another GPU"}, {"revision": 99}):
+    for change in ({"driver": (13, 1)}, {"torch_version": "2.12.0"}, {"device": "another GPU"}, {"revision": 99}):
         assert not run("raise SystemExit(1)", tmp_path, platform=dataclasses.replace(PLATFORM, **change))["loop"].works
     assert run("raise SystemExit(1)", tmp_path) == first
     assert not run("raise SystemExit(1)", tmp_path, fresh=True)["loop"].works
