@@ -492,7 +492,7 @@ def kernel_specs() -> list[KernelSpec]:
             shape=f"{named}, 8 stop tokens",
             # Per row 12 for each token, 32 for the stop tokens, eight transfers of 8 bytes and nine of 4.
             bytes_moved=rows * (12 * (drafts + 1) + 32 + 64 + 36 + (8 if pairs else 0)) + 12,
-            max_registers=192,
+            max_registers=208,
         )
 
     return [spec(1, 0), spec(1, 7), spec(16, 7), spec(16, 7, pairs=True), spec(16, 64)]

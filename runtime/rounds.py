@@ -159,8 +159,7 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            hidden = self._model.forward(window, self._cache)
-            s.logits[:width].copy_(self._model.logits(hidden))
+            self._model.logits(self._model.forward(window, self._cache), out=s.logits[:width])
 
         return Step(f"verify[{width}]", verify)
 

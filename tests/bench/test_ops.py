@@ -26,10 +26,12 @@ from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
+from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.linear import linear
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
+from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
@@ -223,11 +225,17 @@ def forward() -> dict[str, OpCase]:
     projected, packed = (qkv, None, None, angles, angles), (s.cu_tokens[:2], s.base[:1])
     window = (s.window_positions, s.window_slots, s.window_rows)
     row = s.slot_of_row[:1]
+    table = torch.zeros(VOCAB, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     all_keys, all_values = (halves(LAYERS, 2, KV_HEADS, 64, SIZE) for _ in range(2))
     path = (torch.arange(1, 6, dtype=torch.int32).to(DEVICE)[None], ints(1) + 5, ints(1) + 16, row)
     return {
         "linear": OpCase(
             lambda slot: linear(hidden, weight), bytes_moved=2 * (weight.numel() + hidden.numel() + qkv.numel())
+        ),
+        "embed_tokens": OpCase(lambda slot: embed_tokens(s.window_tokens, table, 1.0), specs=["bf16"]),
+        "project_logits": OpCase(
+            lambda slot: project_logits(hidden, table, 0.0, s.logits),
+            bytes_moved=2 * (table.numel() + hidden.numel() + s.logits.numel()),
         ),
         "rope_and_cache": OpCase(
             lambda slot: rope_and_cache(*projected, *window, *packed, keys, values, HEADS, 1e-5, False, False),
@@ -257,6 +265,8 @@ GROUPS = {
     "accept_block": sampling,
     "record_logprobs": sampling,
     "linear": forward,
+    "embed_tokens": forward,
+    "project_logits": forward,
     "rope_and_cache": forward,
     "window_attention": forward,
     "compact_path": forward,

@@ -134,9 +134,9 @@ def test_a_fault_planted_in_a_step_is_caught(plant, monkeypatch):
         check_program(program)
         original = DecoderModel.logits
 
-        def logits(self: DecoderModel, hidden: torch.Tensor) -> torch.Tensor:
+        def logits(self: DecoderModel, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             plant(hidden)
-            return original(self, hidden)
+            return original(self, hidden, out)
 
         monkeypatch.setattr(DecoderModel, "logits", logits)
         with pytest.raises(CaptureError, match=r"step 'verify\[4\]' cannot be captured"):
