@@ -79,6 +79,11 @@ class CaptureReport:
             "  ".join([row[0].ljust(widths[0]), *(row[c].rjust(widths[c]) for c in (1, 2, 3))]) for row in rows
         )
 
+    def summary(self) -> str:
+        """The sums in words."""
+        nodes, size = sum(s.nodes for s in self.steps), sum(s.bytes for s in self.steps)
+        return f"{len(self.steps)} graphs, {nodes} nodes, {size / 1e6:.1f} MB, {self.seconds:.2f} s"
+
     def kinds(self) -> Counter[NodeKind]:
         """How many nodes of each kind there are."""
         return Counter(kind for step in self.steps for kind in step.kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -12,6 +13,8 @@ from .driver.protocol import Executable, Graph, GraphDriver, GraphError, Node
 from .driver.stream import DeviceEvent, DeviceStream
 from .program import Node as ProgramNode
 from .program import Program, Sequence, Step
+
+logger = logging.getLogger("draftgraph.graphs")
 
 
 class GraphExecutor(ABC):
@@ -58,7 +61,10 @@ class GraphExecutor(ABC):
     def _prepared(self, program: Program, progress: Progress | None = None) -> Any:
         if id(program) not in self._built:
             self._check(program)
+            before = len(self.report.steps)
             self._steps.prepare(program, progress)
+            new = CaptureReport(self.report.steps[before:])
+            logger.info("captured for %s: %s", program.name, new.summary())
             self._built[id(program)] = (program, self._build(program))
         return self._built[id(program)][1]
 

@@ -88,6 +88,7 @@ def test_the_report_is_a_table_with_sums():
         "commit                  2  0.0  0.25",
         "2 graphs              122  3.0  0.75",
     ]
+    assert report.summary() == "2 graphs, 122 nodes, 3.0 MB, 0.75 s"
     assert report.kinds() == {NodeKind.KERNEL: 122}
 
 
@@ -125,7 +126,7 @@ def test_parking_restores_every_tensor_even_after_a_failure(state):
         assert state.prefill_slot[0] == state.reserved_slot
         assert state.prefill_range.tolist() == [0, 0]
         for name, tensor in state.tensors().items():
-            if name not in ("cancel", "pause", "leave_on_finish", "taken"):
+            if not hasattr(state.host, name):
                 tensor.fill_(1).add_(1) if tensor.dtype != torch.bool else tensor.logical_not_()
         raise RuntimeError("a step fails")
 
@@ -135,12 +136,14 @@ def test_parking_restores_every_tensor_even_after_a_failure(state):
         assert torch.equal(tensor, before[name]), name
 
 
-def test_parking_keeps_what_the_host_writes_meanwhile(state):
+def test_parking_leaves_alone_what_the_host_shares(state):
     with parked(state):
         state.host.cancel[1] = True
         state.host.pause[0] = True
+        state.host.taken[0] = 5
     assert state.cancel[1]
     assert state.pause[0]
+    assert state.taken[0] == 5
 
 
 # Capture with torch, against a stand-in for torch.cuda
