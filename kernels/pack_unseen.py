@@ -14,11 +14,11 @@ def pack_unseen_reference(
     limit: torch.Tensor,
     finished: torch.Tensor,
     slot_of_row: torch.Tensor,
+    seen: torch.Tensor,
     start: torch.Tensor,
     masks: int,
     mask_token: int,
     mask_state: int,
-    seen: torch.Tensor,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -34,9 +34,8 @@ def pack_unseen_reference(
     The drafter pairs the target's hidden state at position j with token j + 1 and keeps the pair at position j. Hidden
     states are known up to `length - 2`. A live row (one that is not finished) gets the pairs from `seen` up to there,
     oldest first, and after them, for drafters that draft in parallel, up to `masks` places for tokens that are not
-    known, but no more than the row has room for (`limit - length - 2`). Then it has seen all of its pairs. A finished
-    row, and one that has no new pair, gets an empty window in the reserved slot. The rest of W is padding: token 0,
-    position 0, the reserved slot, row -1.
+    known, but no more than the row has room for (`limit - length - 2`). A finished row, and one that has no new pair,
+    gets an empty window in the reserved slot. The rest of W is padding: token 0, position 0, the reserved slot, row -1.
 
     Args:
         tokens: int32 [R1, C].
@@ -44,12 +43,12 @@ def pack_unseen_reference(
         limit: int32 [R1].
         finished: bool [R1].
         slot_of_row: int32 [B].
+        seen: int32 [R1], how many pairs the drafter has.
         start: int32 [R1], where the row's first hidden state that was not seen lies among the kept ones; the others
             follow it.
         masks: the most masked places of a row; 0 for drafters that draft one token after another.
         mask_token: the token of a masked place.
         mask_state: which of the kept states masked places and padding read.
-        seen: int32 [R1], how many pairs the drafter has; the live rows' become `length - 1`.
         window_tokens: int32 [W], written. W must hold all pairs and masks.
         window_positions: int32 [W], written.
         window_slots: int32 [W], written.
@@ -67,7 +66,6 @@ def pack_unseen_reference(
     masked = (limit[slots] - length[slots] - 2).clamp(0, masks) * (pairs > 0)
     first = torch.where(pairs > 0, seen[slots], 0)
     origin = start[slots]
-    seen[slots] = torch.where(finished[slots], seen[slots], length[slots] - 1)
     base.copy_(first)
     cu_tokens[:1] = 0
     cu_tokens[1:] = torch.cumsum(pairs + masked, 0, dtype=torch.int32)
@@ -99,11 +97,11 @@ def _pack_unseen_cpu(
     limit: torch.Tensor,
     finished: torch.Tensor,
     slot_of_row: torch.Tensor,
+    seen: torch.Tensor,
     start: torch.Tensor,
     masks: int,
     mask_token: int,
     mask_state: int,
-    seen: torch.Tensor,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -144,8 +142,6 @@ def _pack_unseen_cpu(
         ends.append(ends[-1] + pairs + masked)
         bases.append(first if pairs else 0)
         owners.append(slot if pairs else reserved_slot)
-        if not finished_of[slot]:
-            seen_of[slot] = end
     padding = window_tokens.shape[0] - ends[-1]
     window_tokens.numpy()[:] = packed_tokens + [0] * padding
     window_positions.numpy()[:] = packed_positions + [0] * padding
@@ -165,8 +161,8 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     limit,
     finished,
     slot_of_row,
-    start,
     seen,
+    start,
     window_tokens,
     window_positions,
     window_slots,
@@ -204,9 +200,6 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     size = pairs + masked
     ends = tl.cumsum(size, 0)
     begins = ends - size
-    # Everything of `seen` has been loaded before a row stores to it.
-    tl.debug_barrier()
-    tl.store(seen + slot_of, length_of - 1, mask=live)
     tl.store(cu_tokens, 0)
     tl.store(cu_tokens + 1 + every_row, ends, mask=inside)
     tl.store(base + every_row, first, mask=inside)
@@ -247,11 +240,11 @@ def pack_unseen_triton(
     limit: torch.Tensor,
     finished: torch.Tensor,
     slot_of_row: torch.Tensor,
+    seen: torch.Tensor,
     start: torch.Tensor,
     masks: int,
     mask_token: int,
     mask_state: int,
-    seen: torch.Tensor,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -298,8 +291,8 @@ def pack_unseen_triton(
         limit,
         finished,
         slot_of_row,
-        start,
         seen,
+        start,
         window_tokens,
         window_positions,
         window_slots,
@@ -361,10 +354,10 @@ def _pack_unseen_fake(*args: object) -> None:
 
 
 pack_unseen = define_op(
-    "pack_unseen(Tensor tokens, Tensor length, Tensor limit, Tensor finished, Tensor slot_of_row, Tensor start, "
-    "int masks, int mask_token, int mask_state, Tensor(a!) seen, Tensor(b!) window_tokens, "
-    "Tensor(c!) window_positions, Tensor(d!) window_slots, Tensor(e!) window_rows, Tensor(f!) cu_tokens, "
-    "Tensor(g!) base, Tensor(h!) window_slot_of_row, Tensor(i!) states, Tensor(j!) queries) -> ()",
+    "pack_unseen(Tensor tokens, Tensor length, Tensor limit, Tensor finished, Tensor slot_of_row, Tensor seen, "
+    "Tensor start, int masks, int mask_token, int mask_state, Tensor(a!) window_tokens, "
+    "Tensor(b!) window_positions, Tensor(c!) window_slots, Tensor(d!) window_rows, Tensor(e!) cu_tokens, "
+    "Tensor(f!) base, Tensor(g!) window_slot_of_row, Tensor(h!) states, Tensor(i!) queries) -> ()",
     cpu=_pack_unseen_cpu,
     fake=_pack_unseen_fake,
     cuda=pack_unseen_triton,
