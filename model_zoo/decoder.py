@@ -29,8 +29,8 @@ CompileRegion = Callable[[Callable[..., Any]], Callable[..., Any]]
 class LayerWeights(NamedTuple):
     """One layer. Matrices are [out, in], as `kernels.linear` takes them."""
 
-    attention_norm: torch.Tensor
-    """[hidden]."""
+    attention_norm: torch.Tensor | None
+    """[hidden]; None: attention takes the layer's input as it is."""
     qkv: torch.Tensor
     """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
     output: torch.Tensor
@@ -113,6 +113,7 @@ def decoder_layer(
     sin: torch.Tensor,
     window: Window,
     constants: LayerConstants,
+    attention_input: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One pre-norm layer: attention, then the gated feed-forward, each added to the residual stream.
 
@@ -125,12 +126,16 @@ def decoder_layer(
         sin: float32 [P, rotary / 2].
         window: the tokens.
         constants: the layer's choices.
+        attention_input: [W, columns of `weights.qkv`], normalised, for a layer whose attention reads something else
+            than the residual stream; None: `hidden` after the attention's norm.
 
     Returns:
         [W, hidden].
     """
     eps, unit_offset = constants.norm_eps, constants.norm_unit_offset
-    normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
+    normed = hidden if attention_input is None else attention_input
+    if weights.attention_norm is not None and attention_input is None:
+        normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
     query = rope_and_cache(
         linear(normed, weights.qkv, weights.qkv_bias),
         weights.query_norm,
@@ -261,24 +266,19 @@ class DecoderModel:
         """
         hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
         states = {0: hidden}
-        keys, values = cache.key.unbind(0), cache.value.unbind(0)
-        for index, weights in enumerate(self.weights.layers):
-            cos, sin = self._tables[index]
-            hidden = self._layer(
-                hidden,
-                weights,
-                keys[index],
-                values[index],
-                cos,
-                sin,
-                window,
-                self._constants[index],
-            )
+        for index in range(self.config.num_layers):
+            hidden = self._layer(hidden, *self.layer_arguments(index, window, cache))
             if index + 1 in aux_layers:
                 states[index + 1] = hidden
         hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
+
+    def layer_arguments(self, layer: int, window: Window, cache: KvCache) -> tuple[Any, ...]:
+        """What `decoder_layer` takes after the hidden states, for one of the layers."""
+        cos, sin = self._tables[layer]
+        weights, constants = self.weights.layers[layer], self._constants[layer]
+        return weights, cache.key[layer], cache.value[layer], cos, sin, window, constants
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied; into `out` if it is given."""

@@ -25,15 +25,18 @@ from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
+from ..model_zoo.draft_checkpoint import load_head
 from .cache import cache_directory
 from .core import CorePlan, EngineCore
 from .draft_loading import DraftSource, LoadedDraft, check_draft, find_draft
 from .engine_config import EngineConfig
 from .errors import ConfigError
+from .head_loading import LoadedHead, check_head, find_head
 from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
+from .speculative_config import SpeculativeConfig
 from .speculators import SpeculatorParts, create_speculator
 from .tokenizer_files import load_tokenizer
 from .verification import create_policy
@@ -46,7 +49,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model in memory, with its tokenizer, where both came from, and its draft model if it has one."""
+    """A target model in memory, with its tokenizer, where both came from, and its drafter if that has weights."""
 
     path: Path
     config: DecoderConfig
@@ -54,24 +57,30 @@ class LoadedModel:
     tokenizer: Any
     max_model_len: int
     draft: LoadedDraft | None = None
+    head: LoadedHead | None = None
+    speculative: SpeculativeConfig | None = None
+    """With the number of drafts that the checkpoint gives, where the user gives none; None: as it was configured."""
 
 
 def load_target(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
 ) -> LoadedModel:
-    """Resolves, checks and loads a target model and its draft model, cheapest checks first."""
+    """Resolves, checks and loads a target model and its drafter, cheapest checks first."""
     config.speculative.require_available()
     _check_executor(config)
-    num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
-        _widths(config, num_drafts)
+        _widths(config, config.speculative.num_speculative_tokens or 0)
     if not isinstance(name, str | Path):
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft = find_draft(config.speculative, progress)
+    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, progress)
     hf_config = json.loads((path / "config.json").read_text())
-    config.speculative.check_checkpoint(hf_config, None if draft is None else draft.hf_config)
+    drafter = draft or head
+    speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
+    num_drafts = speculative.num_speculative_tokens or 0
+    _widths(config, num_drafts)
+    target_states = () if head is None else check_head(head, decoder, speculative)
     max_model_len = _max_model_len(config, decoder, draft)
     if num_drafts >= max_model_len:
         raise ConfigError(
@@ -79,21 +88,26 @@ def load_target(
             f"(max_model_len): use at most {max_model_len - 1}"
         )
     tokenizer = load_tokenizer(path)
-    mapping = None if draft is None else check_draft(draft, path, decoder, config.speculative)
+    mapping = None if draft is None else check_draft(draft, path, decoder, speculative)
+    region = compile_region if config.compile else eager_region
 
     def load(directory: Path) -> DecoderModel:
         return load_model(
             directory,
             dtype=config.torch_dtype,
             device=config.torch_device,
-            compile_region=compile_region if config.compile else eager_region,
+            compile_region=region,
             max_positions=max_model_len,
             progress=progress,
         )
 
     model = load(path)
     loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
-    return LoadedModel(path, decoder, model, tokenizer, max_model_len, loaded)
+    loaded_head = None
+    if head is not None:
+        heads = load_head(head.checkpoint, model, max_positions=max_model_len, compile_region=region, progress=progress)
+        loaded_head = LoadedHead(heads, target_states)
+    return LoadedModel(path, decoder, model, tokenizer, max_model_len, loaded, loaded_head, speculative)
 
 
 def build_core(
@@ -114,7 +128,8 @@ def build_core(
         rounds_per_launch: see `CorePlan`.
     """
     device = config.torch_device
-    num_drafts = config.speculative.num_speculative_tokens or 0
+    speculative = target.speculative or config.speculative
+    num_drafts = speculative.num_speculative_tokens or 0
     widths = _widths(config, num_drafts)
     state = DecodeState.allocate(
         StateShape(
@@ -125,7 +140,7 @@ def build_core(
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
-            keeps_draft_probs=config.speculative.keeps_draft_probs,
+            keeps_draft_probs=speculative.keeps_draft_probs,
             ring=ring or 0,
         ),
         dtype=config.torch_dtype,
@@ -134,12 +149,14 @@ def build_core(
     parts = SpeculatorParts()
     if target.draft is not None:
         parts = SpeculatorParts(draft=target.draft.model, mapping=target.draft.mapping)
-    speculator = create_speculator(config.speculative, parts)
+    if target.head is not None:
+        parts = SpeculatorParts(head=target.head.model, target_states=target.head.target_states)
+    speculator = create_speculator(speculative, parts)
     if speculator is not None:
         speculator.allocate(state)
-    _set_draft_limit(state, config)
+    _set_draft_limit(state, speculative)
     cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
-    policy = create_policy(config.speculative)
+    policy = create_policy(speculative)
     policy.allocate(state)
     builder = RoundBuilder(target.model, cache, state, speculator, policy)
     reuse = (PREFILL_CHUNK if config.exact else 1) if config.prefix_caching else None
@@ -153,7 +170,9 @@ def build_core(
         **({} if rounds_per_launch is None else {"rounds_per_launch": rounds_per_launch}),
     )
     executor = executor or _executor(config)
-    return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+    lookahead = 0 if speculator is None else speculator.lookahead
+    slots = SlotPool(config.max_batch_size, reuse_multiple=reuse, lookahead=lookahead)
+    return EngineCore(state, builder, speculator, executor, slots, plan)
 
 
 def _check_executor(config: EngineConfig) -> None:
@@ -193,7 +212,7 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig, draft: DraftSou
     return most
 
 
-def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:
+def _set_draft_limit(state: DecodeState, speculative: SpeculativeConfig) -> None:
     """Fills the table of the most drafts per row by the number of live rows."""
-    limits = config.speculative.draft_limits(state.shape.max_bucket)
+    limits = speculative.draft_limits(state.shape.max_bucket)
     state.draft_limit.copy_(torch.tensor(limits, dtype=torch.int32))

@@ -112,9 +112,10 @@ class RoundBuilder:
                 window.base,
                 window.slot_of_row,
             )
-            hidden = self._model.forward(window, self._cache)
+            wanted = () if speculator is None else speculator.target_states
+            _, states = self._model.forward_with_aux(window, self._cache, wanted)
             if speculator is not None:
-                speculator.prefill(s, window, hidden)
+                speculator.prefill(s, window, states)
 
         return Program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk), state)
 
@@ -144,6 +145,9 @@ class RoundBuilder:
         return Step("budget", plan)
 
     def _verify(self, bucket: int, width: int) -> Step:
+        speculator = self._speculator
+        wanted = () if speculator is None else speculator.target_states
+
         def verify(s: DecodeState) -> None:
             window = Window(
                 tokens=s.window_tokens[:width],
@@ -165,7 +169,10 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            self._model.logits(self._model.forward(window, self._cache), out=s.logits[:width])
+            hidden, states = self._model.forward_with_aux(window, self._cache, wanted)
+            self._model.logits(hidden, out=s.logits[:width])
+            if speculator is not None and wanted:
+                speculator.observe(s, window, states)
 
         return Step(f"verify[{width}]", verify)
 

@@ -28,9 +28,17 @@ class BaseSpeculator(ABC):
 
     name: ClassVar[str]
 
-    unseen: ClassVar[int] = 0
+    unseen: int = 0
     """How many of the last tokens whose KV the target holds the drafter may not have seen between two rounds. A later
     prompt reuses a slot's tokens without these."""
+
+    lookahead: int = 0
+    """How many of the tokens after a position decide what the drafter keeps there. Of the tokens that a slot and a
+    later prompt have in common, so many are not reused, but at least one token of the prompt is written anew."""
+
+    target_states: tuple[int, ...] = ()
+    """Which of the target's hidden states it reads: indices into transformers' `hidden_states`, where 0 is the
+    embedding, i the output of layer i - 1, and the number of layers the final norm's output."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -46,13 +54,25 @@ class BaseSpeculator(ABC):
     def commit(self, state: DecodeState, bucket: int) -> None:  # noqa: B027 - most methods have nothing to do
         """Takes note of what was accepted; runs after accept, before the tokens are appended."""
 
-    def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:  # noqa: B027
+    def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
+        """Keeps what it will read of the target; part of verify, after the forward.
+
+        Steps may run with padding rows only, or with `state.running` false, in the middle of anything: what is kept
+        of live rows must then stay as it is.
+
+        Args:
+            state: of the engine.
+            window: the rows' windows.
+            states: [W, hidden] of each of `target_states`.
+        """
+
+    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
         """Takes in one chunk of a prompt, after the target has.
 
         Args:
             state: of the engine.
             window: the chunk, a window of one row, in the target's token ids.
-            hidden: [W, hidden], the target's last hidden states there, after its final norm.
+            states: [W, hidden] of each of `target_states`.
         """
 
     def admit(self, slot: int) -> None:  # noqa: B027

@@ -7,16 +7,12 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
-from ...graphs.buckets import MIN_WIDTH, power_of_two_at_least
-from ...kernels.advance_draft import advance_draft
-from ...kernels.draft_argmax import draft_argmax
-from ...kernels.draft_distribution import draft_distribution
 from ...kernels.pack_tail import pack_tail
-from ...kernels.sample_target import sample_target
 from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
 from ..vocab_mapping import VocabMapping
 from .base import BaseSpeculator
+from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
 
 _TAIL = 2
 # With all K drafts accepted the drafter has not seen two tokens: the last draft, which nothing was drafted after, and
@@ -35,7 +31,7 @@ class DraftModelSpeculator(BaseSpeculator):
     """
 
     name: ClassVar[str] = "draft_model"
-    unseen: ClassVar[int] = _TAIL - 1
+    unseen = _TAIL - 1
 
     _cache: KvCache
     _tail: Window
@@ -58,34 +54,30 @@ class DraftModelSpeculator(BaseSpeculator):
             mapping: between the target's vocabulary and the drafter's; None where they are the same.
         """
         super().__init__(num_speculative_tokens)
-        self._model, self._stream = model, stream
+        self._model = model
         self._draft_ids = None if mapping is None else mapping.draft_ids.to(model.device)
-        self._target_ids = None if mapping is None else mapping.target_ids.to(model.device)
-        self._allowed = None if mapping is None else mapping.allowed.to(model.device)
+        self._chooser = DraftChooser(
+            stream,
+            allowed=None if mapping is None else mapping.allowed.to(model.device),
+            target_ids=None if mapping is None else mapping.target_ids.to(model.device),
+        )
 
     def allocate(self, state: DecodeState) -> None:
         """Allocates the drafter's KV, [L, R1, Hkv, S, D] of it twice, and windows for the largest bucket."""
         rows, device = state.shape.max_bucket, state.device
         self._cache = self._model.allocate_cache(state.shape.slots + 1, state.shape.context)
-        self._tail = _empty_window(rows, _width(rows * _TAIL), device)
-        width = _width(rows)
-        self._step = _empty_window(rows, width, device)._replace(
-            # One token per row, row after row, whichever rows are live.
-            cu_tokens=torch.arange(rows + 1, dtype=torch.int32, device=device)
-        )
-        self._last = torch.zeros(width, dtype=torch.int32, device=device)
-        self._rows = torch.arange(width, dtype=torch.int32, device=device)
-        self._chosen = torch.zeros(width, dtype=torch.int32, device=device)
-        self._confidence = torch.zeros(width, dtype=torch.float32, device=device)
-        self._log_normalizer = torch.zeros(width, dtype=torch.float32, device=device)
-        self._threshold = torch.zeros(width, dtype=torch.float32, device=device)
-        self._failed = torch.zeros(width, dtype=torch.bool, device=device)
+        self._tail = empty_window(rows, window_width(rows * _TAIL), device)
+        self._step = step_window(rows, device)
+        self._last = torch.zeros(window_width(rows), dtype=torch.int32, device=device)
+        self._chooser.allocate(state)
 
     def propose(self, state: DecodeState, bucket: int) -> None:
         """Catches up and drafts K tokens for every live row of the bucket."""
-        tail = _part(self._tail, bucket, _width(bucket * _TAIL))._replace(slot_of_row=state.slot_of_row[:bucket])
-        step_window = _part(self._step, bucket, _width(bucket))
-        last = self._last[: _width(bucket)]
+        tail = part_of(self._tail, bucket, window_width(bucket * _TAIL))._replace(
+            slot_of_row=state.slot_of_row[:bucket]
+        )
+        following = part_of(self._step, bucket, window_width(bucket))
+        last = self._last[: window_width(bucket)]
         pack_tail(
             state.tokens,
             state.length,
@@ -102,13 +94,13 @@ class DraftModelSpeculator(BaseSpeculator):
             last,
         )
         hidden = self._model.forward(tail, self._cache).index_select(0, last)
-        positions = tail.positions.index_select(0, last)
-        self._draft(state, bucket, 0, hidden, positions, step_window)
-        for step in range(1, self.num_speculative_tokens):
-            hidden = self._model.forward(step_window, self._cache)
-            self._draft(state, bucket, step, hidden, step_window.positions, step_window)
+        for step in range(self.num_speculative_tokens):
+            if step > 0:
+                hidden = self._model.forward(following, self._cache)
+            logits = self._model.logits(hidden)[:bucket]
+            self._chooser.draft(state, step, logits, tail.slot_of_row, following, step)
 
-    def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:
+    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Writes the drafter's KV of the chunk."""
         if self._draft_ids is not None:
             window = window._replace(tokens=self._draft_ids.index_select(0, window.tokens))
@@ -117,112 +109,3 @@ class DraftModelSpeculator(BaseSpeculator):
     def clear(self, slot: int) -> None:
         """Zeroes the drafter's KV of the slot."""
         self._cache.clear(slot)
-
-    def _draft(
-        self,
-        state: DecodeState,
-        bucket: int,
-        step: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        following: Window,
-    ) -> None:
-        """Draft `step` of every row, from the `hidden` of the token before it at `positions`; packs `following`."""
-        width, slot_of_row = hidden.shape[0], state.slot_of_row[:bucket]
-        logits = self._model.logits(hidden)[:bucket]
-        draft_argmax(logits, self._allowed, self._chosen[:bucket], self._confidence[:bucket], self._failed[:bucket])
-        if self._stream is not None:
-            self._sample(state, bucket, step, logits, positions[:bucket])
-        advance_draft(
-            self._chosen[:width],
-            self._confidence[:width],
-            self._failed[:width],
-            state.length,
-            state.limit,
-            state.finished,
-            slot_of_row,
-            self._target_ids,
-            step,
-            step,
-            state.draft_tokens,
-            state.confidence,
-            state.draft_count,
-            following.tokens,
-            following.positions,
-            following.slots,
-            following.rows,
-            following.base,
-            following.slot_of_row,
-        )
-
-    def _sample(
-        self, state: DecodeState, bucket: int, step: int, logits: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        """Replaces the likeliest token by a sample, and keeps the distribution where verification asks for it."""
-        assert self._stream is not None
-        slot_of_row = state.slot_of_row[:bucket]
-        chosen, failed = self._chosen[:bucket], self._failed[:bucket]
-        log_normalizer, threshold = self._log_normalizer[:bucket], self._threshold[:bucket]
-        sample_target(
-            logits,
-            self._rows[:bucket],
-            positions,
-            self._step.cu_tokens[: bucket + 1],
-            slot_of_row,
-            state.temperature,
-            state.top_k,
-            state.top_p,
-            state.min_p,
-            state.seed,
-            chosen,
-            log_normalizer,
-            threshold,
-            failed,
-            self._stream,
-        )
-        distributions = state.draft_distributions
-        if distributions is not None:
-            draft_distribution(
-                logits,
-                chosen,
-                log_normalizer,
-                threshold,
-                state.temperature,
-                state.finished,
-                slot_of_row,
-                step,
-                distributions,
-            )
-
-
-def _width(tokens: int) -> int:
-    """The width of a window that holds `tokens`."""
-    return power_of_two_at_least(max(MIN_WIDTH, tokens))
-
-
-def _empty_window(rows: int, width: int, device: torch.device) -> Window:
-    def zeros(size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=device)
-
-    return Window(
-        tokens=zeros(width),
-        positions=zeros(width),
-        slots=zeros(width),
-        rows=zeros(width),
-        cu_tokens=zeros(rows + 1),
-        base=zeros(rows),
-        slot_of_row=zeros(rows),
-    )
-
-
-def _part(window: Window, rows: int, width: int) -> Window:
-    """The window of a smaller bucket in the tensors of the largest."""
-    return Window(
-        tokens=window.tokens[:width],
-        positions=window.positions[:width],
-        slots=window.slots[:width],
-        rows=window.rows[:width],
-        cu_tokens=window.cu_tokens[: rows + 1],
-        base=window.base[:rows],
-        slot_of_row=window.slot_of_row[:rows],
-    )

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from ...kernels.philox import DRAFT, TARGET
 from ...model_zoo.decoder import DecoderModel
+from ...model_zoo.draft_head import DraftHead
+from ...model_zoo.medusa.model import MedusaModel
 from ..errors import NotAvailableError
 from ..speculative_config import SpeculativeConfig
 from ..vocab_mapping import VocabMapping
+from .autoregressive import AutoRegressiveSpeculator, ParallelSpeculator
 from .base import BaseSpeculator
 from .draft_model import DraftModelSpeculator
+from .medusa import MedusaSpeculator
 from .ngram import NgramSpeculator
 
 
@@ -23,6 +27,10 @@ class SpeculatorParts:
     """A drafter that is a language model by itself."""
     mapping: VocabMapping | None = None
     """Between the target's vocabulary and the drafter's, where they differ."""
+    head: DraftHead | MedusaModel | None = None
+    """A draft head that reads the target's hidden states."""
+    target_states: tuple[int, ...] = ()
+    """Which of them; see `BaseSpeculator.target_states`."""
 
 
 Factory = Callable[[SpeculativeConfig, SpeculatorParts], BaseSpeculator | None]
@@ -44,15 +52,36 @@ def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpecu
     depth = config.num_speculative_tokens
     assert depth is not None
     assert parts.draft is not None  # loaded before the speculator is made
-    stream = None
-    if config.draft_sample_method == "probabilistic":
-        # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other
-        # rules need a draft that is independent of everything that is drawn after it.
-        stream = TARGET if config.rejection_sample_method == "coupled" else DRAFT
-    return DraftModelSpeculator(depth, parts.draft, stream=stream, mapping=parts.mapping)
+    return DraftModelSpeculator(depth, parts.draft, stream=_stream(config), mapping=parts.mapping)
 
 
-_FACTORIES: dict[str, Factory] = {"none": _no_speculator, "ngram": _ngram, "draft_model": _draft_model}
+def _stream(config: SpeculativeConfig) -> int | None:
+    """The noise with which drafts are sampled; None for greedy drafting."""
+    if config.draft_sample_method != "probabilistic":
+        return None
+    # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other
+    # rules need a draft that is independent of everything that is drawn after it.
+    return TARGET if config.rejection_sample_method == "coupled" else DRAFT
+
+
+def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, head = config.num_speculative_tokens, parts.head
+    assert depth is not None
+    assert head is not None  # loaded before the speculator is made
+    if isinstance(head, MedusaModel):
+        return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    kind = AutoRegressiveSpeculator if head.mask_state is None else ParallelSpeculator
+    return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
+
+
+_FACTORIES: dict[str, Factory] = {
+    "none": _no_speculator,
+    "ngram": _ngram,
+    "draft_model": _draft_model,
+    "eagle": _head,
+    "eagle3": _head,
+    "medusa": _head,
+}
 
 
 def create_speculator(config: SpeculativeConfig, parts: SpeculatorParts | None = None) -> BaseSpeculator | None:

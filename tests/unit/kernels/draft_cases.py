@@ -86,7 +86,14 @@ def distribution_arguments(
 
 
 def advance_arguments(
-    seed: int, *, rows: int = 3, num_drafts: int = 3, step: int = 1, shift: int = 1, mapped: bool = False, spare: int = 0
+    seed: int,
+    *,
+    rows: int = 3,
+    num_drafts: int = 3,
+    step: int = 1,
+    shift: int = 1,
+    mapped: bool = False,
+    spare: int = 0,
 ) -> list[Any]:
     """Of `advance_draft`."""
     state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts, vocab=VOCAB)
