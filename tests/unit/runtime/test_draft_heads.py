@@ -11,10 +11,6 @@ from conftest import build_tokenizer
 from draft_heads import Draft, build_target, drafted, eagle, eagle3, medusa
 
 from draftgraph import Engine, SamplingParams
-from draftgraph.graphs import HostExecutor
-from draftgraph.runtime.engine_config import EngineConfig
-from draftgraph.runtime.loading import build_core, load_target
-from draftgraph.runtime.speculative_config import SpeculativeConfig
 
 HEADS = {
     "eagle": lambda vocab: eagle(vocab),
@@ -127,7 +123,8 @@ def test_drafts_equal_the_plain_mathematics_after_any_acceptance(lab, name):
         results = engine.generate(lab.prompts, params)
         # A prompt that shares its beginning with what a slot still holds, the answer included.
         again = [*lab.prompts[0], *results[0].token_ids[:9], 5, 6]
-        engine.generate(again, SamplingParams(max_tokens=4, ignore_eos=True))
+        reusing = engine.generate(again, SamplingParams(max_tokens=4, ignore_eos=True))
+    assert reusing.metrics.reused_prompt_tokens > 0
     accepted = {pair[1] for r in results for pair in r.metrics.round_pairs}
     assert accepted >= {0, 1, depth}, "the test needs every kind of round"
     assert len(found) > 20
@@ -135,5 +132,7 @@ def test_drafts_equal_the_plain_mathematics_after_any_acceptance(lab, name):
         hidden = lab.states(tokens[:-1], head.states)
         expected = head.drafts(head, lab.tensors, tokens, hidden, depth)[: len(drafts)]
         for step, (ours, theirs) in enumerate(zip(logits, expected, strict=True)):
-            torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3, msg=f"draft {step} after {len(tokens)} tokens")
+            torch.testing.assert_close(
+                ours, theirs, rtol=2e-3, atol=2e-3, msg=f"draft {step} after {len(tokens)} tokens"
+            )
         assert drafts == [drafted(head, values) for values in expected]
