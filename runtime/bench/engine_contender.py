@@ -72,12 +72,9 @@ class EngineContender:
 
     def encode(self, case: Case) -> tuple[tuple[int, ...], str | None]:
         """The token ids of a prompt, or none and why it cannot be asked."""
-        prompt = case.prompt
-        if _is_chat(prompt) and not getattr(self.engine.tokenizer, "chat_template", None):
-            # A model without a chat template continues the text of the messages.
-            prompt = "\n\n".join(str(message["content"]) for message in prompt) + "\n\n"
+        has_template = bool(getattr(self.engine.tokenizer, "chat_template", None))
         try:
-            return self.engine.encode(prompt), None
+            return self.engine.encode(case.prompt if has_template else _as_text(case.prompt)), None
         except DraftgraphError as error:
             return (), str(error)
 
@@ -110,7 +107,7 @@ def engine_settings(
     return EngineConfig(
         speculative=SpeculativeConfig.parse(config),
         max_batch_size=options.load.concurrency,
-        metrics="detailed",
+        metrics="summary",
         prefix_caching=False,
         **engine_options,
     )
@@ -120,9 +117,7 @@ def engine_method(config: SpeculativeConfig | None, temperature: float) -> Metho
     """What an engine with `config` is called; None is plain decoding."""
     if config is None:
         plain = SpeculativeConfig()
-        return Method(
-            name=PLAIN, engine=OURS, family=PLAIN, depth=0, config=plain.to_dict(), repeats_plain_text=True
-        )
+        return Method(name=PLAIN, engine=OURS, family=PLAIN, depth=0, config=plain.to_dict(), repeats_plain_text=True)
     depth = config.num_speculative_tokens
     name = method_label(config)
     return Method(
@@ -135,5 +130,8 @@ def engine_method(config: SpeculativeConfig | None, temperature: float) -> Metho
     )
 
 
-def _is_chat(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and isinstance(prompt[0], dict)
+def _as_text(prompt: Any) -> Any:
+    """A chat as text to go on from, for a model without a chat template; any other prompt as it is."""
+    if isinstance(prompt, str) or not isinstance(prompt[0], Mapping):
+        return prompt
+    return "\n\n".join(str(message["content"]) for message in prompt) + "\n\n"

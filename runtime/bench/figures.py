@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -34,7 +35,7 @@ def mean(values: Iterable[float]) -> float | None:
 
 def burst_waits(bursts: Bursts) -> list[float]:
     """Seconds between consecutive bursts: what a reader waits for the next piece of text."""
-    return [later - earlier for (earlier, _), (later, _) in zip(bursts, bursts[1:], strict=False)]
+    return [later - earlier for (earlier, _), (later, _) in itertools.pairwise(bursts)]
 
 
 def token_waits(bursts: Bursts) -> list[float]:

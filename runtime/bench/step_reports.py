@@ -23,7 +23,9 @@ def step_report(
     rounds = total_calls(table)
     if not rounds:
         return None
-    timeline, starts = _timeline(timer.events())
+    tokens = _round_tokens(answers, rounds)
+    first = len(answers[0].bursts) if tokens else rounds
+    timeline, starts = _timeline(timer.events(), min(first, TIMELINE_ROUNDS))
     moved, least = (None, None) if rates is None else _floor(engine, table, answers, rates)
     return StepReport(
         phase_seconds=phase_seconds(table),
@@ -31,14 +33,16 @@ def step_report(
         rounds=rounds,
         timeline=timeline,
         round_starts=starts,
+        timeline_ends=first <= TIMELINE_ROUNDS,
+        round_tokens=tokens[: len(starts) - 1],
         bytes_per_round=moved,
         floor_seconds=least,
     )
 
 
-def _timeline(events: Sequence[StepEvent]) -> tuple[tuple[StepSpan, ...], tuple[float, ...]]:
-    """The steps of the first rounds, and where the rounds begin; times count from the first round."""
-    rounds = [event for event in events if event.name.is_round and not event.name.phase][:TIMELINE_ROUNDS]
+def _timeline(events: Sequence[StepEvent], most: int) -> tuple[tuple[StepSpan, ...], tuple[float, ...]]:
+    """The steps of the first `most` rounds, and where the rounds begin; times count from the first round."""
+    rounds = [event for event in events if event.name.is_round and not event.name.phase][:most]
     origin, end = rounds[0].start, rounds[-1].start + rounds[-1].seconds
     spans = [
         StepSpan(phase=event.name.phase, start=event.start - origin, seconds=event.seconds)
@@ -47,6 +51,12 @@ def _timeline(events: Sequence[StepEvent]) -> tuple[tuple[StepSpan, ...], tuple[
     ]
     spans.sort(key=lambda span: span.start)
     return tuple(spans), (*(one.start - origin for one in rounds), end - origin)
+
+
+def _round_tokens(answers: Sequence[Answer], rounds: int) -> tuple[int, ...]:
+    """Tokens of every round, which are the bursts of the answers; nothing where answers shared rounds."""
+    counts = tuple(count for answer in answers for _, count in answer.bursts)
+    return counts if len(counts) == rounds else ()
 
 
 def _floor(

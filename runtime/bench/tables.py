@@ -18,27 +18,33 @@ def rows(reports: Sequence[MethodReport], *, rounding_may_differ: bool) -> list[
     def each(cell: Callable[[Figures], str]) -> list[str]:
         return [cell(report.overall) for report in reports]
 
-    phases = list(dict.fromkeys(name for report in reports if report.steps for name in report.steps.phase_seconds))
+    phases = phases_of(reports)
     return [
         ("output tokens/s", each(lambda f: number(f.tokens_per_second, ".1f"))),
         ("speed-up against plain", each(lambda f: number(f.speed_up, ".2f", " x"))),
         ("tokens per round", each(lambda f: number(f.tokens_per_round, ".2f"))),
         ("drafts accepted", each(lambda f: percent(f.acceptance_rate))),
-        ("accepted at position 1, 2, ...", each(lambda f: positions(f.acceptance_by_position))),
-        ("time to first token, median / p95", each(lambda f: spread(f.time_to_first_token))),
-        ("between tokens, median / p95", each(lambda f: spread(f.token_latency))),
-        ("between bursts, median / p95", each(lambda f: spread(f.burst_latency))),
-        ("whole answer, median / p95", each(lambda f: spread(f.latency))),
-        *((f"{phase}, per round", [_phase(report, phase) for report in reports]) for phase in phases),
-        ("round, per round", [_round(report) for report in reports]),
-        ("memory moved", each(lambda f: number(f.gigabytes_per_second, ".1f", " GB/s"))),
-        ("share of the device's limit", each(lambda f: percent(f.share_of_limit))),
+        ("... at position 1, 2, ...", each(lambda f: positions(f.acceptance_by_position))),
+        ("first token", each(lambda f: spread(f.time_to_first_token))),
+        ("between tokens", each(lambda f: spread(f.token_latency))),
+        ("between bursts", each(lambda f: spread(f.burst_latency))),
+        ("whole answer", each(lambda f: spread(f.latency))),
+        *((f"step {phase}", [_phase(report, phase) for report in reports]) for phase in phases),
+        ("round, in steps", [_round(report) for report in reports]),
+        ("bytes moved at least", each(lambda f: number(f.gigabytes_per_second, ".1f", " GB/s"))),
+        ("of the device's limit", each(lambda f: percent(f.share_of_limit))),
         ("memory held / peak", [f"{size(r.held_memory)} / {size(r.peak_memory)}" for r in reports]),
         ("answers", each(lambda f: str(f.answers))),
         ("failed", each(lambda f: str(f.failed))),
         ("timed out", each(lambda f: str(f.timeouts))),
         ("same text as plain", [identity(r, rounding_may_differ=rounding_may_differ) for r in reports]),
     ]
+
+
+def phases_of(reports: Sequence[MethodReport]) -> list[str]:
+    """Every step that any method has, in the order of a round: the method with most steps sets it."""
+    timed = sorted((one.steps for one in reports if one.steps is not None), key=lambda one: -len(one.phase_seconds))
+    return list(dict.fromkeys(name for steps in timed for name in steps.phase_seconds))
 
 
 def set_rows(reports: Sequence[MethodReport]) -> list[tuple[str, list[str]]]:
@@ -74,18 +80,18 @@ def notes(report: BenchReport) -> list[str]:
     for name in report.broken_promises():
         found.append(f"WRONG TEXT: {name} had to give the text of plain decoding, and did not.")
     length = (
-        "every answer goes on to its last token"
-        if settings["ignore_eos"]
-        else "answers end where the model ends them"
+        "every answer goes on to its last token" if settings["ignore_eos"] else "answers end where the model ends them"
     )
     found.append(
-        f"At most {settings['max_tokens']} tokens; {length}. Methods took turns on every prompt, "
-        f"{settings['repeats']} times."
+        f"At most {settings['max_tokens']} tokens; {length}. Methods took turns on every prompt; "
+        f"repeats: {settings['repeats']}."
     )
     found.append(
-        "The time of each step is from a replay of the first prompts through the host executor; speeds and waits are "
-        "from runs without a timer."
+        "Waits are medians / 95th percentiles. Tokens of one burst come 0 ms apart. The times of the steps, per round, "
+        "are from a replay through the host executor; all else is from runs without a timer."
     )
+    if report.settings["peers"]:
+        found.append("A peer's rounds are passes of its target, the one over the prompt included.")
     return found
 
 
@@ -167,4 +173,4 @@ def _round(report: MethodReport) -> str:
     steps = report.steps
     if steps is None:
         return NOTHING
-    return f"{milliseconds(steps.round_seconds / steps.rounds)} ms, {steps.accounted:.0%} in steps"
+    return f"{milliseconds(steps.round_seconds / steps.rounds)} ms, {steps.accounted:.0%}"
