@@ -151,6 +151,15 @@ class StepCost:
         compute = self.operations / rates.operations_per_second(self.dtype) if self.operations else 0.0
         return max(self.bytes / rates.bandwidth, compute)
 
+    def times(self, count: float) -> StepCost:
+        """Of `count` calls together."""
+        return StepCost(
+            bytes_read=count * self.bytes_read,
+            bytes_written=count * self.bytes_written,
+            operations=count * self.operations,
+            dtype=self.dtype,
+        )
+
     def __add__(self, other: StepCost) -> StepCost:
         if self.operations and other.operations and self.dtype != other.dtype:
             raise ValueError(f"costs in {self.dtype} and {other.dtype} cannot be added: their rates differ")

@@ -31,11 +31,10 @@ class StepName:
 
     @classmethod
     def parse(cls, text: str) -> StepName:
-        """Reads a range's name; raises `ValueError` for a text that is none."""
+        """Reads the name of a pass or step; raises `ValueError` for a text that is none."""
         program, _, step = text.partition(" ")
-        for part in (program, step) if step else (program,):
-            if _NAME.fullmatch(part) is None:
-                raise ValueError(f"{text!r} is not the name of a range: 'program' or 'program step' is expected")
+        if _split(program)[1] is None or (step and _NAME.fullmatch(step) is None):
+            raise ValueError(f"{text!r} names no pass or step: 'program[size]' or 'program[size] step' is expected")
         return cls(program, step)
 
     @property

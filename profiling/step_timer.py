@@ -81,6 +81,17 @@ def total_calls(table: Iterable[StepTime], *, rounds: bool = True) -> int:
     return sum(row.calls for row in table if not row.phase and row.name.is_round == rounds)
 
 
+def in_order(rows: Iterable[StepTime]) -> list[StepTime]:
+    """Sorts a table: by program, its pass before its steps, by phase, and the widths of a phase ascending.
+
+    Programs and phases keep the order in which they come first.
+    """
+    found = list(rows)
+    programs = list(dict.fromkeys(row.name.program for row in found))
+    phases = ["", *dict.fromkeys(row.phase for row in found if row.phase)]
+    return sorted(found, key=lambda row: (programs.index(row.name.program), phases.index(row.phase), row.width or 0))
+
+
 @dataclass
 class _Account:
     """The calls of one step, those not yet turned into seconds apart."""
@@ -138,14 +149,12 @@ class StepTimer(Observer):
         return self._span((program.name, step.name))
 
     def table(self) -> list[StepTime]:
-        """Every pass and step that ran, each program's steps after its pass, in the order in which they first ran."""
+        """Every pass and step that ran, in the order of `in_order`."""
         self.settle()
-        programs = list(dict.fromkeys(program for program, _ in self._accounts))
-        keys = sorted(self._accounts, key=lambda key: programs.index(key[0]))
-        return [
-            StepTime(name=StepName(*key), calls=self._accounts[key].calls, seconds=self._accounts[key].seconds)
-            for key in keys
-        ]
+        return in_order(
+            StepTime(name=StepName(*key), calls=account.calls, seconds=account.seconds)
+            for key, account in self._accounts.items()
+        )
 
     def events(self) -> list[StepEvent]:
         """Every call in order of its end; empty unless made with `keep_events=True`."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..profiling.floor import ModelSizes, RoundShape, StepCost, prefill_cost, round_costs
+from ..profiling.nvtx_ranges import NvtxRanges, wanted
 from ..profiling.observer import Observer
 from .core import EngineCore
 from .detokenizer import IncrementalDetokenizer
@@ -55,6 +56,8 @@ class Engine:
         """What the floor counts with."""
         self._lock = threading.RLock()
         self._closed = False
+        if wanted():
+            core.attach(NvtxRanges(), on_host=False)
 
     @classmethod
     def from_pretrained(
@@ -100,6 +103,10 @@ class Engine:
             CheckpointError: the weights are damaged or do not fit their config.
             UnsupportedModelError: the model's family is not supported.
         """
+        try:
+            wanted()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         speculative = SpeculativeConfig.parse(speculative_config)
         config = EngineConfig(
             speculative=speculative,

@@ -13,7 +13,7 @@ from ..outputs import GenerationResult, RequestMetrics
 from ..stream import TokenStream
 from .figures import bursts_of
 from .options import BenchOptions, Load
-from .records import Answer, Job, Status
+from .records import Answer, Job, Status, one_line, refused
 
 
 @dataclass(eq=False)
@@ -60,23 +60,6 @@ def drive(engine: Engine, jobs: Sequence[Job], load: Load, options: BenchOptions
     finally:
         for one in live:
             one.stream.close()
-
-
-def refused(job: Job, error: str) -> Answer:
-    """The answer to a job that could not be begun."""
-    return Answer(
-        prompt_set=job.case.prompt_set,
-        prompt=job.case.name,
-        repeat=job.repeat,
-        status="failed",
-        error=error,
-        prompt_tokens=len(job.prompt_ids),
-    )
-
-
-def one_line(error: BaseException) -> str:
-    """An error's kind and message on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _may_start(due: float | None, under_way: int, load: Load) -> bool:

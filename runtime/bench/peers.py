@@ -11,9 +11,9 @@ import torch
 
 from ...profiling.memory import MemoryAccount
 from ..progress import ProgressCallback
-from .load_driver import one_line, refused
 from .options import BenchOptions, Load
-from .records import Answer, Job, Method, StepReport
+from .records import Answer, Job, Method, StepReport, one_line, refused
+from .runner import AbsentContender, Contender
 
 
 class TransformersModel:
@@ -47,12 +47,13 @@ class TransformersContender:
         method: Method,
         target: TransformersModel,
         options: BenchOptions,
-        extra: dict[str, Any],
         assistant: TransformersModel | None = None,
     ) -> None:
-        """`extra` are further arguments of `generate`."""
+        """`method.config` holds further arguments of `generate`."""
         self.method, self.target, self._options = method, target, options
-        self._extra = extra if assistant is None else {**extra, "assistant_model": assistant.model}
+        self._extra = dict(method.config)
+        if assistant is not None:
+            self._extra["assistant_model"] = assistant.model
         held = sum(one.memory.held or 0 for one in (target, assistant) if one is not None)
         self.memory = MemoryAccount(target.device, held)
 
@@ -154,25 +155,50 @@ class _Watch:
 
 
 def transformers_contenders(
-    target: TransformersModel, options: BenchOptions, assistant: TransformersModel | None
-) -> list[TransformersContender]:
-    """Plain, prompt lookup as each of our configs looks up, and the assistant if there is one."""
+    path: Path,
+    assistant: Path | None,
+    options: BenchOptions,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: ProgressCallback,
+) -> list[Contender]:
+    """Plain, prompt lookup as each of our configs looks up, and the assistant if there is one.
 
-    def contender(way: str, depth: int | None, extra: dict[str, Any], **more: Any) -> TransformersContender:
-        family = f"transformers {way}"
-        name = f"{family} K={depth}" if depth else family
-        method = Method(name=name, engine="transformers", family=family, depth=depth, config=extra)
-        return TransformersContender(method, target, options, extra, **more)
-
-    found = {"plain": contender("plain", 0, {})}
+    Where transformers cannot load the model, they are there all the same, and their answers say why.
+    """
+    methods = [_method("plain", 0, {})]
     for config in options.speculative:
         depth, longest = config.num_speculative_tokens, config.prompt_lookup_max
         if depth is not None and longest is not None:  # it looks drafts up in the prompt
-            extra = {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": longest}
-            found.setdefault(f"lookup {depth}", contender("lookup", depth, extra))
+            one = _method("lookup", depth, {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": longest})
+            if one.name not in [other.name for other in methods]:
+                methods.append(one)
+    assisted = _method("assistant", None, {})
+    try:
+        target = TransformersModel(path, dtype, device, progress)
+    except Exception as error:
+        absent = [*methods, *([assisted] if assistant is not None else [])]
+        return [AbsentContender(method, one_line(error)) for method in absent]
+    found: list[Contender] = [TransformersContender(method, target, options) for method in methods]
     if assistant is not None:
-        found["assistant"] = contender("assistant", None, {}, assistant=assistant)
-    return list(found.values())
+        try:
+            helper = TransformersModel(assistant, dtype, device, progress)
+        except Exception as error:
+            found.append(AbsentContender(assisted, one_line(error)))
+        else:
+            found.append(TransformersContender(assisted, target, options, helper))
+    return found
+
+
+def _method(way: str, depth: int | None, extra: dict[str, Any]) -> Method:
+    family = f"transformers {way}"
+    return Method(
+        name=f"{family} K={depth}" if depth else family,
+        engine="transformers",
+        family=family,
+        depth=depth,
+        config=extra,
+    )
 
 
 def _as_list(value: Any) -> list[int]:

@@ -94,6 +94,23 @@ class Answer:
         }
 
 
+def refused(job: Job, error: str) -> Answer:
+    """The answer to a job that could not be begun."""
+    return Answer(
+        prompt_set=job.case.prompt_set,
+        prompt=job.case.name,
+        repeat=job.repeat,
+        status="failed",
+        error=error,
+        prompt_tokens=len(job.prompt_ids),
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """Prompts that one method answered together: one prompt, or as many as the load says."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from ...profiling.memory import MemoryAccount
 from ..progress import ProgressCallback
 from .options import BenchOptions, Load
-from .records import Answer, Case, Job, Method, Pass, StepReport
+from .records import Answer, Case, Job, Method, Pass, StepReport, refused
 
 
 class Contender(Protocol):
@@ -32,6 +32,23 @@ class Contender(Protocol):
 
         Closing the iterator, or an interrupt in it, drops the answers under way.
         """
+
+
+class AbsentContender:
+    """A contender that could not be loaded: every one of its answers fails, and says why."""
+
+    def __init__(self, method: Method, error: str) -> None:
+        self.method, self.memory = method, MemoryAccount("cpu")
+        self._error = error
+
+    def replay(self, groups: Sequence[Sequence[Job]], load: Load) -> StepReport | None:
+        """Has nothing to warm up."""
+        return None
+
+    def answer(self, jobs: Sequence[Job], load: Load) -> Iterator[Answer]:
+        """Fails every job."""
+        for job in jobs:
+            yield refused(job, self._error)
 
 
 class Encode(Protocol):

@@ -16,17 +16,18 @@ from ...profiling.device_rates import load_rates
 from ..cache import cache_directory
 from ..doctor import package_version
 from ..engine import Engine
+from ..errors import DraftgraphError
 from ..loading import check_target
 from ..models import model_source, resolve_model
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
-from .engine_contender import EngineContender, LoadEngine, engine_settings
+from .engine_contender import EngineContender, LoadEngine, engine_method, engine_settings
 from .options import BenchOptions
-from .peers import TransformersModel, transformers_contenders
+from .peers import transformers_contenders
 from .prompt_sets import load_prompt_set
-from .records import Case
+from .records import Case, one_line
 from .report import BenchReport, method_reports
-from .runner import Contender, make_groups, measure
+from .runner import AbsentContender, Contender, make_groups, measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +79,28 @@ class Bench:
         progress(1, 1, "measuring the device")
         _load_libraries(compiles=settings.compile)
         with contextlib.ExitStack() as stack:
-            ours = []
-            for config in _configs(self.options):
+
+            def load(config: SpeculativeConfig | None) -> EngineContender:
                 one = EngineContender.load(load_engine, self.path, config, self.options, self.engine_options, progress)
-                stack.callback(one.close)
                 one.rates = rates
-                ours.append(one)
-            contenders: Sequence[Contender] = [*ours, *self._peers(ours[0], progress)]
-            groups = make_groups(self.cases, ours[0].encode, self.options)
+                stack.callback(one.close)
+                return one
+
+            plain = load(None)
+            contenders: list[Contender] = [plain]
+            for config in self.options.speculative:
+                try:
+                    contenders.append(load(config))
+                except DraftgraphError:
+                    raise  # a mistake in the settings, and not in what is measured
+                except Exception as error:
+                    method = engine_method(config, self.options.temperature)
+                    contenders.append(AbsentContender(method, f"it could not be loaded: {one_line(error)}"))
+            if self.options.peers:
+                contenders += transformers_contenders(
+                    self.path, self.assistant, self.options, settings.torch_dtype, settings.torch_device, progress
+                )
+            groups = make_groups(self.cases, plain.encode, self.options)
             measured = measure(contenders, groups, self.options.load, progress)
             memory = {one.method.name: (one.memory.held, one.memory.peak) for one in contenders}
             methods = [one.method for one in contenders]
@@ -112,16 +127,6 @@ class Bench:
             rounding_may_differ=settings.torch_dtype != torch.float32 and not settings.exact,
             methods=method_reports(methods, measured, memory),
         )
-
-    def _peers(self, plain: EngineContender, progress: ProgressCallback) -> list[Any]:
-        if not self.options.peers:
-            return []
-        config = plain.engine.config
-        target = TransformersModel(self.path, config.torch_dtype, config.torch_device, progress)
-        assistant = None
-        if self.assistant is not None:
-            assistant = TransformersModel(self.assistant, config.torch_dtype, config.torch_device, progress)
-        return list(transformers_contenders(target, self.options, assistant))
 
 
 def _configs(options: BenchOptions) -> tuple[SpeculativeConfig | None, ...]:
