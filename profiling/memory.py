@@ -124,5 +124,7 @@ class MemoryAccount:
                 self._held = self._peak = None
             else:
                 if self._peak is not None:
-                    self._peak = None if peak is None else max(self._peak, self._held + max(peak, before) - before)
+                    # The kernel's high-water mark lags a little behind what it counts as in use.
+                    rise = None if peak is None else max(peak, before, after) - before
+                    self._peak = None if rise is None else max(self._peak, self._held + rise)
                 self._held += after - before

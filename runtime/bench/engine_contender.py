@@ -50,7 +50,6 @@ class EngineContender:
         method = engine_method(config, options.temperature)
         settings = engine_settings(config, options, engine_options)
         memory = MemoryAccount(settings.torch_device)
-        gc.collect()
         with memory.watch():
             progress(0, 1, f"loading {method.name}")
             engine = load_engine(

@@ -130,7 +130,7 @@ def _plots(reports: Sequence[MethodReport]) -> list[str]:
             waits,
             unit="milliseconds between bursts",
         )
-        note = "Solid: median; dashed: 95th percentile. Each method is scaled to its tallest bar; the last counts longer waits."
+        note = "Solid: median; dashed: 95th percentile. Bars are scaled to the tallest; the last counts longer waits."
         found.append(_figure("Waits between bursts", note, svg, None))
     timed = {
         one.method.name: (one.steps, one.steps.round_tokens)
@@ -188,9 +188,10 @@ def _table(
         f'<tr><th scope="row">{_text(name)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
         for name, cells in body
     )
+    top = f'<th scope="col"><span class="soft">{_text(corner)}</span></th>{head}'
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(label)}"><table><thead><tr>'
-        f'<th scope="col"><span class="soft">{_text(corner)}</span></th>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{_text(label)}">'
+        f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 

@@ -81,7 +81,9 @@ class TransformersContender:
         hook = self.target.model.register_forward_pre_hook(watch.count_pass)
         # transformers draws from torch's generator.
         torch.manual_seed(params.seed or 0)
-        choice = {"do_sample": False} if params.greedy else {"do_sample": True, "temperature": params.temperature}
+        choice: dict[str, Any] = {"do_sample": False}
+        if not params.greedy:
+            choice = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
         started = time.perf_counter()
         watch.started = started
         try:
@@ -92,8 +94,7 @@ class TransformersContender:
                     max_new_tokens=params.max_tokens,
                     eos_token_id=None if params.ignore_eos else self.target.eos_token_ids,
                     pad_token_id=(self.target.eos_token_ids or [0])[0],
-                    top_k=0,
-                    top_p=1.0,
+                    repetition_penalty=1.0,  # which some models' own settings change
                     **choice,
                     streamer=watch,
                     stopping_criteria=[watch.is_late],
