@@ -43,7 +43,7 @@ def bench(
     limit: Annotated[int | None, typer.Option(help="The most prompts of a set.", rich_help_panel=PROMPTS)] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=PROMPTS)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling and of arrivals.", rich_help_panel=PROMPTS)] = 0,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", rich_help_panel=PROMPTS)] = 128,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", rich_help_panel=PROMPTS)] = 96,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(

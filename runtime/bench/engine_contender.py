@@ -14,8 +14,9 @@ from ..engine_config import EngineConfig
 from ..errors import DraftgraphError
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
+from ..verification import repeats_plain_text
 from .load_driver import drive
-from .options import BenchOptions, Load, method_label, repeats_plain_text
+from .options import BenchOptions, Load, method_label
 from .records import Answer, Case, Job, Method, StepReport
 from .step_reports import step_report
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +13,8 @@ from ..checks import check_integer, check_number
 from ..errors import ConfigError
 from ..sampling_params import SamplingParams
 from ..speculative_config import SpeculativeConfig
+from ..speculative_methods import METHODS
+from ..verification import repeats_plain_text
 from .prompt_sets import check_set_name
 
 MAX_CONCURRENCY = 16
@@ -67,7 +68,7 @@ class BenchOptions:
     temperature: float = 0.0
     seed: int = 0
     """Prompt i of repeat r is sampled with `seed + r * 10000 + i`, by every method."""
-    max_tokens: int = 128
+    max_tokens: int = 96
     ignore_eos: bool | None = None
     """Go on after the end token, so that all answers have `max_tokens` tokens. None: only where the methods' texts
     differ by design, because they are sampled and not coupled: otherwise equal texts end at equal lengths, and what
@@ -149,7 +150,7 @@ class BenchOptions:
     def _check_methods(self) -> None:
         for config in self.speculative:
             config.require_available()
-            if config.method == SpeculativeConfig.method:
+            if not METHODS[config.method].drafts:
                 raise ConfigError("plain decoding is measured anyway: give speculative configs with other methods")
         labels = Counter(method_label(config) for config in self.speculative)
         twice = next((label for label, count in labels.items() if count > 1), None)
@@ -189,15 +190,3 @@ def method_label(config: SpeculativeConfig) -> str:
         parts.append(f"K={depth}")
     parts += [f"{key}={value}" for key, value in config.to_dict().items() if usual.get(key) != value]
     return " ".join(parts)
-
-
-def repeats_plain_text(config: SpeculativeConfig, temperature: float) -> bool:
-    """Whether a config promises the very text of plain decoding with the same seed, up to rounding."""
-    if config.rejection_sample_method == "synthetic":
-        return False
-    return temperature == 0.0 or config.rejection_sample_method == "coupled"
-
-
-def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """`names` without repetitions, in order."""
-    return tuple(dict.fromkeys(names))

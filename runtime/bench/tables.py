@@ -79,6 +79,9 @@ def notes(report: BenchReport) -> list[str]:
         found.append("PARTIAL: it was interrupted; the figures are of what was measured until then.")
     for name in report.broken_promises():
         found.append(f"WRONG TEXT: {name} had to give the text of plain decoding, and did not.")
+    for one in report.methods:
+        if one.method.config.get("rejection_sample_method") == "synthetic":
+            found.append(f"SYNTHETIC: {one.method.name} accepts drafts at given rates; its text is not the model's.")
     length = (
         "every answer goes on to its last token" if settings["ignore_eos"] else "answers end where the model ends them"
     )
@@ -158,7 +161,7 @@ def identity(report: MethodReport, *, rounding_may_differ: bool) -> str:
     if report.method.engine != "draftgraph":
         return counts
     if not report.method.repeats_plain_text:
-        return f"{counts}: sampled anew"
+        return f"{counts}, by design"
     return f"{counts}: rounding" if rounding_may_differ else f"NO: {counts}"
 
 

@@ -116,6 +116,18 @@ def test_sampled_texts_have_equal_lengths_and_seeds_of_their_own(run_bench):
     assert report.broken_promises() == []
 
 
+def test_synthetic_acceptance_is_told(run_bench):
+    synthetic = dataclasses.replace(
+        NGRAM, rejection_sample_method="synthetic", synthetic_acceptance_rates=(1.0, 1.0, 1.0, 1.0)
+    )
+    report = run_bench(speculative=(synthetic,), limit=1, max_tokens=20)
+    (plain, made_up) = report.methods
+    assert [len(answer.token_ids) for one in report.methods for answer in one.answers] == [20, 20]
+    assert made_up.overall.tokens_per_round > plain.overall.tokens_per_round
+    assert report.broken_promises() == []
+    assert f"SYNTHETIC: {made_up.method.name} accepts drafts at given rates" in render(report)
+
+
 def test_prompts_that_fail_are_kept_and_counted(run_bench, tmp_path):
     file = tmp_path / "mine.jsonl"
     lines = [{"name": "good", "prompt": "one two three"}, {"name": "long", "prompt": "one two three " * 400}]

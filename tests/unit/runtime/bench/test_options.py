@@ -2,9 +2,10 @@ import statistics
 
 import pytest
 
-from draftgraph.runtime.bench.options import BenchOptions, Load, method_label, repeats_plain_text
+from draftgraph.runtime.bench.options import BenchOptions, Load, method_label
 from draftgraph.runtime.errors import ConfigError, DraftgraphError
 from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.verification import repeats_plain_text
 
 
 def ngram(depth=4, **options):
