@@ -13,6 +13,12 @@ from .device_rates import DeviceRates
 from .floor import Efficiency, StepCost, efficiency
 from .step_timer import StepTime, total_seconds
 
+_MEANINGS = {
+    "k. ms": "milliseconds in kernels",
+    "moves": "the least bytes of a call",
+    "limit": "its least time, of the time taken",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRow:
@@ -97,8 +103,6 @@ def decode_efficiency(rows: Iterable[ReportRow], tokens: int, rates: DeviceRates
 def step_table(rows: Sequence[ReportRow], title: str = "time by step") -> Table:
     """The rows for a terminal. Columns that no row has anything for are left out, and so are the steps of programs
     whose one step is the whole of them.
-
-    "moves" is what a call must at least move, "GB/s" that over the time, and "limit" the share of the limit reached.
     """
     rows = [row for row in rows if row.time.name.step != row.time.name.program]
     columns: list[tuple[str, Callable[[ReportRow], str]]] = [
@@ -117,7 +121,8 @@ def step_table(rows: Sequence[ReportRow], title: str = "time by step") -> Table:
         ("limit", lambda row: "" if row.share_of_limit is None else f"{row.share_of_limit:.1%}"),
     ]
     shown = [(name, cell) for name, cell in columns if any(cell(row) for row in rows)]
-    table = Table(title=title, box=SIMPLE_HEAD, show_edge=False)
+    explained = [f"{name}: {meaning}" for name, meaning in _MEANINGS.items() if name in dict(shown)]
+    table = Table(title=title, caption="; ".join(explained) or None, box=SIMPLE_HEAD, show_edge=False)
     for name, _ in shown:
         table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
     for row in rows:

@@ -170,15 +170,16 @@ class StepTimer(Observer):
 
     def settle(self) -> None:
         """Turns marks into seconds; on a GPU it waits for the last one."""
-        for key, account in self._accounts.items():
-            for start, end in account.pending:
+        for key, account in list(self._accounts.items()):
+            # Taken as a whole: another thread's round may add to the list meanwhile.
+            pending, account.pending = account.pending, []
+            for start, end in pending:
                 seconds = self._clock.seconds(start, end)
                 account.calls += 1
                 account.seconds += seconds
                 if self._keep_events:
                     begin = self._clock.seconds(self._origin, start)
                     self._events.append(StepEvent(StepName(*key), begin, seconds))
-            account.pending.clear()
 
     def _span(self, key: tuple[str, str]) -> _Span:
         span = self._spans.get(key)

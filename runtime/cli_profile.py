@@ -149,8 +149,9 @@ def _show(found: AnswerProfile, source: Any, trace: Path | None) -> None:
     console.print(step_table(found.rows))
     result, rates = found.result, found.rates
     lines = [
-        f"{len(result.prompt_token_ids)} prompt tokens, {len(result.token_ids)} output tokens; model: {source}",
+        f"tokens: {len(result.prompt_token_ids)} of the prompt, {len(result.token_ids)} of the answer",
         f"decoding: {found.decode}" if found.decode is not None else "no round was run",
+        f"model: {source}",
         f"limit: {rates.bandwidth / 1e9:.1f} GB/s, "
         + ", ".join(f"{rate / 1e12:.2f} TFLOP/s in {kind}" for kind, rate in sorted(rates.matmul.items()))
         + f", measured on {rates.device} with {rates.threads} thread{'s' if rates.threads > 1 else ''}",

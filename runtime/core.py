@@ -133,7 +133,11 @@ class EngineCore:
             observer: told first of the requests under way.
             on_host: run the programs through a host executor meanwhile, whatever executor the engine has, so that
                 the observer sees their steps.
+
+        Raises `ValueError` for an observer that is attached already.
         """
+        if any(observer is attached for attached, _ in self._observers):
+            raise ValueError("this observer is attached to the engine already; one may be attached once at a time")
         self._observers.append((observer, on_host))
         self._apply_observers()
         for request in self._scheduler.unfinished():

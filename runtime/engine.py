@@ -187,7 +187,8 @@ class Engine:
 
         Meanwhile the host executor runs the programs, one step at a time, whatever executor the engine has: the
         tokens are the same, and only there can steps be told apart. Several observers may be attached at once, at
-        any time and from any thread; each takes effect between two rounds.
+        any time and from any thread; each takes effect between two rounds. Raises `ValueError` for one that is
+        attached already.
         """
         with self._lock:
             self._require_open()

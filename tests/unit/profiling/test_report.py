@@ -86,7 +86,8 @@ def test_the_table_fits_80_columns_and_hides_what_says_nothing():
     lines = shown(list(rows().values()))
     assert max(len(line) for line in lines) <= 80
     assert lines[1].split() == ["step", "calls", "ms/call", "ms", "share", "moves", "GB/s", "limit"]
-    cells = [line.split() for line in lines[3:]]
+    assert "moves: the least bytes of a call; limit: its least time" in lines[-1]
+    cells = [line.split() for line in lines[3:-1]]
     assert [row[0] for row in cells] == ["prefill[64]", "round[1]", "verify[4]", "verify[8]", "accept", "round_pairs"]
     assert cells[2] == ["verify[4]", "3", "2000.000", "6000.0", "60.0%", "1.0", "GB", "0.50", "50.0%"]
     assert shown(report_rows(TIMES))[1].split() == ["step", "calls", "ms/call", "ms", "share"]

@@ -149,6 +149,34 @@ def test_the_host_clock_counts_seconds_and_knows_the_processor():
     assert clock.device_name()
 
 
+def test_the_gpu_clock_reads_events_and_waits_for_the_later_one(monkeypatch):
+    log = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+            Event.made += 1
+            self.number = Event.made
+
+        def record(self):
+            log.append(f"record {self.number}")
+
+        def synchronize(self):
+            log.append(f"wait {self.number}")
+
+        def elapsed_time(self, end):
+            return 2.5  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = clock_for("cuda")
+    start, end = clock.mark(), clock.mark()
+    assert log == ["record 1", "record 2"]
+    assert clock.seconds(start, end) == 2.5e-3
+    assert log[2:] == ["wait 2"]
+
+
 def test_a_device_without_a_clock_is_refused():
     with pytest.raises(ValueError, match="no clock for device 'meta'; devices with one: cpu, cuda"):
         StepTimer("meta")

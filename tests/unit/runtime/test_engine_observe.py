@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from draftgraph import SamplingParams
+from draftgraph import Engine, SamplingParams
+from draftgraph.graphs import HostExecutor
 from draftgraph.profiling import Observer, RoundShape, StepTimer, phase_seconds, total_calls, total_seconds
 
 PROMPT = "Repeat after me: one two three, one two three."
@@ -113,3 +114,50 @@ def test_the_engine_knows_the_floor_of_its_rounds(engine):
     weights = 2 * layer + 48 + 48 * vocabulary
     assert costs["verify"].bytes_read == 4 * (weights + 8 * 48 + 10 * 2 * 2 * 2 * 16 + 5)
     assert engine.prefill_cost(width=16, tokens=9, context=0).bytes_read == 4 * (weights - 48 * vocabulary + 16 * 48)
+
+
+def test_an_observer_is_attached_once_at_a_time(engine):
+    timer = StepTimer("cpu")
+    with (
+        engine.observe(timer),
+        pytest.raises(ValueError, match="attached to the engine already"),
+        engine.observe(timer),
+    ):
+        pass
+    with engine.observe(timer):
+        engine.generate(PROMPT, PARAMS)
+    assert total_calls(timer.table()) > 0
+
+
+def test_other_executors_give_way_to_the_host_executor_while_observed(tiny_model_path):
+    """As an engine would have it whose rounds the host does not see into."""
+
+    class Opaque:
+        name = "opaque"
+
+        def __init__(self) -> None:
+            self.inner, self.calls = HostExecutor(), 0
+
+        def run(self, program):
+            self.calls += 1
+            self.inner.run(program)
+
+        def rounds(self, program):
+            for _ in self.inner.rounds(program):
+                self.calls += 1
+                yield
+
+    options = {"dtype": "float32", "compile": False, "max_batch_size": 1, "max_model_len": 128}
+    with Engine.from_pretrained(tiny_model_path, prefix_caching=False, **options) as engine:
+        opaque = Opaque()
+        engine._core._own_executor = engine._core._executor = opaque
+        plain = engine.generate(PROMPT, PARAMS)
+        before, timer = opaque.calls, StepTimer("cpu")
+        assert before >= plain.metrics.rounds
+        with engine.observe(timer):
+            observed = engine.generate(PROMPT, PARAMS)
+        assert opaque.calls == before
+        assert total_calls(timer.table()) == plain.metrics.rounds
+        again = engine.generate(PROMPT, PARAMS)
+        assert opaque.calls > before
+    assert plain.token_ids == observed.token_ids == again.token_ids
