@@ -33,6 +33,7 @@ td { min-width: 7.5rem; }
 tr:last-child th, tr:last-child td { border-bottom: 0; }
 th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0; background: var(--panel);
   min-width: 118px; max-width: 260px; }
+@media (min-width: 900px) { th:first-child { min-width: 205px; } }
 thead th { background: var(--panel); font-weight: 600; }
 .plots { display: grid; gap: 24px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }
 figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; margin-bottom: 4px; }

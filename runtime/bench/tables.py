@@ -10,6 +10,8 @@ from rich.table import Table
 from .report import BenchReport, Figures, MethodReport, Spread
 
 NOTHING = "-"
+_LABEL_WIDTH, _CELL_WIDTH = 26, 18
+"""Characters of the terminal that a row's label and one method take."""
 
 
 def rows(reports: Sequence[MethodReport], *, rounding_may_differ: bool) -> list[tuple[str, list[str]]]:
@@ -103,14 +105,17 @@ def show(report: BenchReport, console: Console) -> None:
     names = [one.method.name for one in report.methods]
     main = rows(report.methods, rounding_may_differ=report.rounding_may_differ)
     title = "partial result" if report.partial else "all prompts"
+    # Side by side as many methods as stay readable; the others in further tables.
+    most = max(2, (console.width - _LABEL_WIDTH) // _CELL_WIDTH)
     for heading, body in ((title, main), ("by prompt set", set_rows(report.methods))):
-        table = Table(title=heading)
-        table.add_column("", overflow="fold")
-        for name in names:
-            table.add_column(name, justify="right", overflow="fold")
-        for label, cells in body:
-            table.add_row(label, *cells)
-        console.print(table)
+        for first in range(0, len(names), most):
+            table = Table(title=heading)
+            table.add_column("", overflow="fold")
+            for name in names[first : first + most]:
+                table.add_column(name, justify="right", overflow="fold")
+            for label, cells in body:
+                table.add_row(label, *cells[first : first + most])
+            console.print(table)
     for line in (*failures(report.methods), *notes(report)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

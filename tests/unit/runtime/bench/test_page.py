@@ -1,11 +1,13 @@
 """The page and its plots, from a report made by hand."""
 
 import dataclasses
+import io
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from draftgraph.runtime.bench import charts
 from draftgraph.runtime.bench.charts import Series
@@ -13,7 +15,7 @@ from draftgraph.runtime.bench.html_page import render
 from draftgraph.runtime.bench.records import Answer, Method, Pass, StepReport, StepSpan
 from draftgraph.runtime.bench.report import BenchReport, method_reports
 from draftgraph.runtime.bench.runner import Measurements
-from draftgraph.runtime.bench.tables import rows
+from draftgraph.runtime.bench.tables import rows, show
 
 PLAIN = Method(name="plain", engine="draftgraph", family="plain", depth=0, config={}, repeats_plain_text=True)
 NGRAM = Method(name="ngram <K=2>", engine="draftgraph", family="ngram", depth=2, config={}, repeats_plain_text=True)
@@ -89,6 +91,18 @@ def test_the_figures_by_hand(report):
     assert table["answers"] == ["2", "1"]
     assert table["timed out"] == ["1", "0"]
     assert table["same text as plain"] == ["yes, all 1", "yes, all 1"]
+
+
+def test_narrow_terminals_get_several_tables(report):
+    three = dataclasses.replace(report, methods=(*report.methods, report.methods[1]))
+    for width, tables in ((120, 1), (60, 2)):
+        console = Console(file=io.StringIO(), width=width)
+        show(three, console)
+        out = console.file.getvalue()
+        assert out.count("partial result") == tables
+        assert out.count("output tokens/s") == 2 * tables
+        assert "plain, echo/two" not in out.split("PARTIAL")[1]
+        assert "plain, echo/two, repeat 1: timeout: cut off <here>" in out
 
 
 class Page(HTMLParser):
