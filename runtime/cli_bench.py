@@ -43,7 +43,7 @@ def bench(
     limit: Annotated[int | None, typer.Option(help="The most prompts of a set.", rich_help_panel=PROMPTS)] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=PROMPTS)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling and of arrivals.", rich_help_panel=PROMPTS)] = 0,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", rich_help_panel=PROMPTS)] = 96,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", rich_help_panel=PROMPTS)] = 80,
     ignore_eos: Annotated[
         bool | None,
         typer.Option(
@@ -60,7 +60,7 @@ def bench(
         float | None,
         typer.Option(help="Requests per second, at random times, instead of --concurrency.", rich_help_panel=LOAD),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="How often every prompt is asked.", rich_help_panel=LOAD)] = 3,
+    repeats: Annotated[int, typer.Option(help="How often every prompt is asked.", rich_help_panel=LOAD)] = 2,
     timeout: Annotated[float, typer.Option(help="The most seconds of an answer.", rich_help_panel=LOAD)] = 120.0,
     peer: Annotated[
         list[str] | None, typer.Option(help="transformers: the same prompts through its generate, side by side.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from .records import Answer, Case, Job, Method, StepReport
 from .step_reports import step_report
 
 PLAIN, OURS = "plain", "draftgraph"
+_WARM_UP_TOKENS = 8
+
 LoadEngine = Callable[..., Engine]
 """`Engine.from_pretrained`, or what stands for it."""
 
@@ -79,10 +82,11 @@ class EngineContender:
             return (), str(error)
 
     def replay(self, groups: Sequence[Sequence[Job]], load: Load) -> StepReport | None:
-        """Answers the groups under a step timer, after the first one without."""
+        """Answers the groups under a step timer, after the beginning of the first one without."""
         timer = StepTimer(self.engine.config.torch_device, keep_events=True)
+        short = dataclasses.replace(self._options, max_tokens=min(_WARM_UP_TOKENS, self._options.max_tokens))
         for jobs in groups[:1]:
-            list(drive(self.engine, jobs, load, self._options))
+            list(drive(self.engine, jobs, load, short))
         with self.engine.observe(timer):
             answers = [answer for jobs in groups for answer in drive(self.engine, jobs, load, self._options)]
         return step_report(self.engine, timer, answers, self.rates)

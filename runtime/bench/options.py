@@ -68,7 +68,7 @@ class BenchOptions:
     temperature: float = 0.0
     seed: int = 0
     """Prompt i of repeat r is sampled with `seed + r * 10000 + i`, by every method."""
-    max_tokens: int = 96
+    max_tokens: int = 80
     ignore_eos: bool | None = None
     """Go on after the end token, so that all answers have `max_tokens` tokens. None: only where the methods' texts
     differ by design, because they are sampled and not coupled: otherwise equal texts end at equal lengths, and what
@@ -77,7 +77,7 @@ class BenchOptions:
     """Requests under way at once, 1 to 16; None: 1, or no bound with an arrival rate."""
     arrival_rate: float | None = None
     """Requests per second on average."""
-    repeats: int = 3
+    repeats: int = 2
     timeout: float = 120.0
     """Seconds after which an answer is cut off, between two rounds."""
     peers: tuple[str, ...] = ()
