@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
+from .capture import CaptureReport
+from .parking import parked
 from .program import Node, Program, Sequence, Step, Switch, While
 
 
@@ -29,6 +31,19 @@ class HostExecutor:
     def __init__(self, observer: ProgramObserver | None = None) -> None:
         """Creates the executor; `observer` sees every pass and every step, and may be set at any time between two."""
         self.observer = observer
+
+    @property
+    def report(self) -> CaptureReport:
+        """Nothing: this executor captures no graphs."""
+        return CaptureReport()
+
+    def prepare(self, program: Program, progress: Callable[[str], None] | None = None) -> None:
+        """Runs every step once where nothing depends on it, so that what compiles does so now."""
+        with parked(program.state):
+            for step in program.steps():
+                if progress is not None:
+                    progress(step.name)
+                step.fn(program.state)
 
     def run(self, program: Program) -> None:
         """Runs the whole program; for the observer it is one pass."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..graphs import CaptureReport
 from ..profiling.floor import ModelSizes, RoundShape, StepCost, prefill_cost, round_costs
 from ..profiling.nvtx_ranges import NvtxRanges, wanted
 from ..profiling.observer import Observer
@@ -84,7 +85,7 @@ class Engine:
             model: a local directory, a GGUF file, a hub id, or an alias such as `smollm2-135m`.
             speculative_config: how to draft, as a `SpeculativeConfig`, a dict or JSON; None decodes plainly.
             dtype: of weights and KV: float32, bfloat16, float16 or auto.
-            device: cpu or auto.
+            device: cpu, cuda or auto, which is cpu.
             max_model_len: most tokens of a sequence, prompt and answer together.
             max_batch_size: sequences that decode together; more are queued.
             batch_buckets: padded batch sizes, ascending; the last holds `max_batch_size`.
@@ -172,14 +173,19 @@ class Engine:
             prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
         )
 
-    def warmup(self, progress: Progress | None = None) -> None:
-        """Runs every step of every program once on padding, so that nothing is compiled later.
+    def warmup(self, progress: Progress | None = None) -> CaptureReport:
+        """Compiles every step of every program, and captures it where the executor does, so that nothing is later.
 
-        `progress` is called before each step and once at the end.
+        `progress` is called before each step and once at the end. Returns which graphs were captured: their nodes,
+        megabytes and seconds (`CaptureReport.table`); none with the host executor.
+
+        Raises:
+            CaptureError: a step cannot be captured; names it and the reason.
         """
         with self._lock:
             self._require_open()
             self._core.warmup(progress)
+            return self._core.capture_report
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:

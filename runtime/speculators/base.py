@@ -14,6 +14,9 @@ class BaseSpeculator(ABC):
 
     `propose` and `commit` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` runs on the
     host between rounds.
+
+    `propose` may run again on the same committed tokens, and then makes the same drafts. A whole round may run after
+    `state.running` became false, whose outcome is dropped: `commit` must then leave what the method keeps as it is.
     """
 
     name: ClassVar[str]
