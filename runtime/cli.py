@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `profile`, `fetch` and `doctor`."""
+"""The command line: `draftgraph demo`, `generate`, `bench`, `profile`, `fetch` and `doctor`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .cli_bench import bench
 from .cli_demo import demo
 from .cli_doctor import doctor
 from .cli_fetch import fetch
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, profile, fetch, doctor):
+for command in (demo, generate, bench, profile, fetch, doctor):
     app.command()(command)
 
 
