@@ -13,10 +13,11 @@ from .residual_triton import (
     sample_residual,
     write_accepted,
 )
-from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl
+from .workspace import workspace
 
 
-@jit
+@jit(unspecialized=["vocab", "logits_stride"])
 def decide_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,

@@ -33,7 +33,7 @@ def _bucket_of(value, BUCKETS: tl.constexpr, SHIFT: tl.constexpr):  # type: igno
     return (value * 0).to(tl.int32) if BUCKETS == 1 else (value >> SHIFT).to(tl.int32)
 
 
-@jit
+@jit(unspecialized=["context"])
 def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -210,7 +210,7 @@ def kernel_specs() -> list[KernelSpec]:
             op="ngram_propose",
             variant=f"{min_n} to {max_n} tokens, {num_drafts} drafts, {buckets} buckets",
             kernel=_ngram_propose_kernel,
-            arguments=dict.fromkeys(pointers, "*i32") | {"finished": "*i1", "context": "i32:16"},
+            arguments=dict.fromkeys(pointers, "*i32") | {"finished": "*i1", "context": "i32"},
             constants=_sizes(min_n, max_n, buckets, 33 - buckets.bit_length(), num_drafts),
             num_stages=3,
             shape=f"1 row, {new} new tokens, 1 candidate per n",

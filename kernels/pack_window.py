@@ -163,7 +163,7 @@ def _pack_prefill_cpu(
     slot_of_row.copy_(prefill_slot)
 
 
-@jit
+@jit(unspecialized=["width", "context", "reserved_slot"])
 def _pack_window_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -203,7 +203,7 @@ def _pack_window_kernel(  # type: ignore[no-untyped-def]
     tl.store(window_rows + packed, tl.where(used, row, -1), mask=inside)
 
 
-@jit
+@jit(unspecialized=["width", "context", "reserved_slot"])
 def _pack_prefill_kernel(  # type: ignore[no-untyped-def]
     tokens,
     prefill_slot,
@@ -341,7 +341,7 @@ def kernel_specs() -> list[KernelSpec]:
     """The smallest bucket, without drafts and with them, and the largest; and a chunk of a prompt."""
     pointers = ["tokens", "cu_tokens", "slot_of_row"]
     pointers += ["window_tokens", "window_positions", "window_slots", "window_rows"]
-    sizes = {"width": "i32", "context": "i32:16", "reserved_slot": "i32"}
+    sizes = dict.fromkeys(["width", "context", "reserved_slot"], "i32")
 
     def window(variant: str, rows: int, drafts: int, width: int) -> KernelSpec:
         return KernelSpec(
@@ -371,8 +371,7 @@ def kernel_specs() -> list[KernelSpec]:
             variant="a chunk",
             kernel=_pack_prefill_kernel,
             arguments=dict.fromkeys([*pointers, "prefill_slot", "prefill_range", "base"], "*i32")
-            | sizes
-            | {"width": "i32:16"},
+            | sizes,
             constants={"BLOCK": _PREFILL_BLOCK},
             num_stages=3,
             shape="512 tokens",

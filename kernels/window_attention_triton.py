@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .float8 import FLOAT8, check_cache_scales, decode_e4m3
-from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, round_to, tl, workspace
+from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, on_amd, round_to, tl
+from .workspace import workspace
 
 _PROGRAMS = 512
 """How many programs a launch aims at when it chooses the number of splits: a few per multiprocessor of a large GPU."""
@@ -37,7 +38,7 @@ def _load_keys(cache, places, stride, loaded, FIRST: tl.constexpr, SIZE: tl.cons
     return x.to(operand)
 
 
-@jit
+@jit(unspecialized=["sliding_window", "num_rows", "context", "partial_size", "split_size", "num_splits"])
 def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     query,
     key_cache,
@@ -65,6 +66,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     value_head_stride,
     value_stride,
     partial_size,
+    split_size,
+    num_splits,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -76,8 +79,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     VALUE_2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SLIDING: tl.constexpr,
     OPERAND: tl.constexpr,
@@ -113,8 +114,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     query_position = tl.load(positions + token)
     if SLIDING:
         left = tl.minimum(tl.maximum(tl.min(query_position, 0) - sliding_window + 1, 0), start)
-    begin = tl.maximum(split * SPLIT, left // BLOCK_N * BLOCK_N)
-    end = tl.minimum(split * SPLIT + SPLIT, stop)
+    begin = tl.maximum(split * split_size, left // BLOCK_N * BLOCK_N)
+    end = tl.minimum(split * split_size + split_size, stop)
     if begin >= end:
         return
 
@@ -178,7 +179,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     value_1_at = tl.arange(0, VALUE_1)
     mask_1 = real[:, None] & (value_1_at < VALUE_DIM)[None, :]
     place_of = (token * NUM_HEADS + head).to(tl.int64)
-    if NUM_SPLITS == 1:
+    if partial is None:
         factor = 1.0 / tl.where(total > 0.0, total, 1.0)
         if value_scale is not None:
             factor *= tl.load(value_scale + kv_head)
@@ -191,7 +192,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
             tl.store(target + value_2_at[None, :], round_to(sum_2 * factor[:, None], kind), mask=mask_2)
     else:
         # The workspace: the sums of values, then the maxima, then the sums of weights.
-        part = place_of * NUM_SPLITS + split
+        part = place_of * num_splits + split
         target = partial + part[:, None] * VALUE_DIM
         tl.store(target + value_1_at[None, :], sum_1, mask=mask_1)
         if VALUE_2 > 0:
@@ -203,7 +204,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         tl.store(maxima + partial_size + part, total, mask=real)
 
 
-@jit
+@jit(
+    unspecialized=[
+        "sliding_window", "num_rows", "context", "partial_size", "num_heads", "group", "split_size", "num_splits",
+    ]
+)  # fmt: skip
 def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     positions,
     cu_tokens,
@@ -216,13 +221,13 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     num_rows,
     context,
     partial_size,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    num_heads,
+    group,
+    split_size,
+    num_splits,
     ROWS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     SLIDING: tl.constexpr,
 ):
@@ -231,7 +236,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK_VALUE)
     inside = at < VALUE_DIM
-    target = output + (token * NUM_HEADS + head).to(tl.int64) * VALUE_DIM + at
+    target = output + (token * num_heads + head).to(tl.int64) * VALUE_DIM + at
     kind: tl.constexpr = output.dtype.element_ty
     rows = tl.arange(0, ROWS)
     ends = tl.load(cu_tokens + rows + 1, mask=rows < num_rows, other=2147483647)
@@ -249,13 +254,13 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         left = tl.minimum(tl.maximum(tl.load(positions + token) - sliding_window + 1, 0), start)
 
     maxima = partial + partial_size.to(tl.int64) * VALUE_DIM
-    part = (token * NUM_HEADS + head).to(tl.int64) * NUM_SPLITS
+    part = (token * num_heads + head).to(tl.int64) * num_splits
     maximum = float("-inf")
     total = 0.0
     result = tl.zeros((BLOCK_VALUE,), tl.float32)
-    for block in range(left // SPLIT // BLOCK_SPLITS * BLOCK_SPLITS, (stop + SPLIT - 1) // SPLIT, BLOCK_SPLITS):
+    for block in range(left // split_size // BLOCK_SPLITS * BLOCK_SPLITS, (stop + split_size - 1) // split_size, BLOCK_SPLITS):
         split = block + tl.arange(0, BLOCK_SPLITS)
-        seen = (split * SPLIT + SPLIT > left) & (split * SPLIT < stop)
+        seen = (split * split_size + split_size > left) & (split * split_size < stop)
         highest = tl.load(maxima + part + split, mask=seen, other=float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(highest, 0))
         finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -272,7 +277,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         maximum = new_maximum
     factor = 1.0 / tl.where(total > 0.0, total, 1.0)
     if value_scale is not None:
-        factor *= tl.load(value_scale + head // GROUP)
+        factor *= tl.load(value_scale + head // group)
     tl.store(target, round_to(result * factor, kind), mask=inside)
 
 
@@ -296,7 +301,7 @@ def launch_config(
     value_dim: int,
     bytes_each: int,
 ) -> dict[str, int]:
-    """The constants of `attend_kernel`, of which none depends on a length.
+    """The constants of `attend_kernel` and the sizes of its splits, of which none depends on a length.
 
     The blocks are the largest that spill on none of the targets in `compile_report`.
 
@@ -325,11 +330,12 @@ def launch_config(
     constants = {
         "NUM_HEADS": num_heads,
         "GROUP": group,
-        "ROWS": next_power_of_2(rows),
+        # One row, or any small number: a kernel for each bucket would only be compiled longer.
+        "ROWS": 1 if rows == 1 else max(16, next_power_of_2(rows)),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "SPLIT": split,
-        "NUM_SPLITS": -(-context // split),
+        "split_size": split,
+        "num_splits": -(-context // split),
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
     }
@@ -347,11 +353,12 @@ def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dic
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:
     """The constants of the second launch, from those of the first."""
-    names = ("NUM_HEADS", "GROUP", "ROWS", "VALUE_DIM", "SPLIT", "NUM_SPLITS")
     block = next_power_of_2(constants["VALUE_DIM"])
-    return {name: constants[name] for name in names} | {
+    return {name: constants[name] for name in ("ROWS", "VALUE_DIM", "split_size", "num_splits")} | {
+        "num_heads": constants["NUM_HEADS"],
+        "group": constants["GROUP"],
         "BLOCK_VALUE": block,
-        "BLOCK_SPLITS": min(next_power_of_2(constants["NUM_SPLITS"]), max(2, 2048 // block)),
+        "BLOCK_SPLITS": min(next_power_of_2(constants["num_splits"]), max(2, 2048 // block)),
     }
 
 
@@ -434,8 +441,8 @@ def window_attention_triton(
         value_dim=value_dim,
         bytes_each=bytes_each,
     )
-    options = launch_options(constants, bytes_each, torch.version.hip is not None)
-    num_splits, block_m = constants["NUM_SPLITS"], constants["BLOCK_M"]
+    options = launch_options(constants, bytes_each, on_amd())
+    num_splits, block_m = constants["num_splits"], constants["BLOCK_M"]
     partial_size = width * num_heads * num_splits
     partial: torch.Tensor | None = None
     if num_splits == 1:
