@@ -88,7 +88,9 @@ class Launch:
     def specialization(self) -> Specialization:
         """What has to be compiled for this launch, as Triton itself derives it from the arguments."""
         bound, kinds, _ = _binder(self.kernel, self.amd)(**self.arguments)
-        names = [(name, kind, mark if isinstance(mark, str) else "") for name, (kind, mark) in zip(bound, kinds)]
+        names = [
+            (name, kind, mark if isinstance(mark, str) else "") for name, (kind, mark) in zip(bound, kinds, strict=True)
+        ]
         return Specialization(
             kernel=f"{self.kernel.fn.__module__}:{self.name}",
             signature=tuple((name, kind, "" if kind == "constexpr" else mark) for name, kind, mark in names),
@@ -172,9 +174,7 @@ class _Recorder(TorchFunctionMode):
 def _as_argument(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return Pointer(
-        value.dtype, value.storage_offset() * value.element_size(), value.untyped_storage().nbytes()
-    )
+    return Pointer(value.dtype, value.storage_offset() * value.element_size(), value.untyped_storage().nbytes())
 
 
 @contextmanager

@@ -228,8 +228,14 @@ def _constants(kernel: Any, sizes: dict[str, int]) -> dict[str, int]:
 def kernel_specs() -> list[KernelSpec]:
     """Each launch for each type of logits with the most entries that a request may ask for, and with the fewest."""
     pointers = dict.fromkeys(["emitted", "accepted", "cu_tokens", "slot_of_row", "length", "logprob_tokens"], "*i32")
-    pointers |= {"row_failed": "*i1", "best": "*i64", "masses": "*i64", "logprobs": "*fp32"}
-    pointers |= {"vocab": "i32:16", "context": "i32", "emitted_stride": "i32", "logits_stride": "i32:16", "parts": "i32"}
+    pointers |= {"row_failed": "*u1", "best": "*i64", "masses": "*i64", "logprobs": "*fp32"}
+    pointers |= {
+        "vocab": "i32:16",
+        "context": "i32",
+        "emitted_stride": "i32",
+        "logits_stride": "i32:16",
+        "parts": "i32",
+    }
     specs = []
     for kind, vocab, entries in [(*size, 21) for size in SPEC_SIZES] + [("bf16", 128_256, 1)]:
         sizes, element = _sizes(vocab, entries), 4 if kind == "fp32" else 2

@@ -41,14 +41,14 @@ def draft_probabilities(  # type: ignore[no-untyped-def]
     drafts,
     vocab,
     logits_stride,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """Of a row's drafts the tokens, -1 where there is none, and their p and q, all [COLUMNS]; q is 1 without one."""
     column = tl.arange(0, COLUMNS)
     at = (begin + column).to(tl.int64)
-    place = slot.to(tl.int64) * NUM_DRAFTS + column
-    proposal = tl.load(draft_tokens + place, mask=(column < NUM_DRAFTS) & (column < drafts), other=-1)
+    place = slot.to(tl.int64) * num_drafts + column
+    proposal = tl.load(draft_tokens + place, mask=(column < num_drafts) & (column < drafts), other=-1)
     proposed = proposal >= 0
     x = tl.load(logits + at * logits_stride + proposal, mask=proposed, other=0.0).to(tl.float32)
     z = tl.div_rn(x, tl.where(heat > 0.0, heat, 1.0))
@@ -74,7 +74,7 @@ def write_accepted(  # type: ignore[no-untyped-def]
     row_failed,
     slot,
     begin,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """Writes a row's count, its accepted drafts with the target's token after them, and whether their logits failed."""
@@ -84,7 +84,7 @@ def write_accepted(  # type: ignore[no-untyped-def]
     content = tl.where(column < count, proposal, target)
     bad = tl.load(token_failed + begin + column, mask=emits, other=0).to(tl.int32)
     tl.store(accepted + slot, count)
-    tl.store(emitted + slot.to(tl.int64) * (NUM_DRAFTS + 1) + column, content, mask=emits)
+    tl.store(emitted + slot.to(tl.int64) * (num_drafts + 1) + column, content, mask=emits)
     tl.store(row_failed + slot, tl.max(bad, 0) != 0)
 
 
@@ -278,7 +278,7 @@ POINTERS = {
     **dict.fromkeys(["accepted", "emitted", "rejected"], "*i32"),
     **dict.fromkeys(["log_normalizer", "threshold", "draft_probs", "temperature", "scale"], "*fp32"),
     **dict.fromkeys(["seed", "best", "excess"], "*i64"),
-    **dict.fromkeys(["token_failed", "row_failed"], "*i1"),
+    **dict.fromkeys(["token_failed", "row_failed"], "*u1"),
     **dict.fromkeys(["vocab", "logits_stride"], "i32:16"),
     **dict.fromkeys(["parts", "num_drafts"], "i32"),
 }

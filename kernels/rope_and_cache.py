@@ -325,7 +325,9 @@ def kernel_specs() -> list[KernelSpec]:
         float8 = changes.pop("float8", False)
         cache = "*u8" if float8 else f"*{kind}"
         arguments = dict.fromkeys(["positions", "slots", "rows", "cu_tokens", "base"], "*i32")
-        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32", "context": "i32"} | dict.fromkeys(sixteens, "i32:16")
+        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32", "context": "i32"} | dict.fromkeys(
+            sixteens, "i32:16"
+        )
         arguments |= {"qkv": f"*{kind}", "output": f"*{kind}", "key_cache": cache, "value_cache": cache}
         constants: dict[str, Any] = {"UNIT_OFFSET": False, "INTERLEAVED": False, "NUM_HEADS": 32, "NUM_KV_HEADS": 8}
         optional: list[tuple[str, bool, str]] = [("q_norm", norm, f"*{kind}"), ("k_norm", norm, f"*{kind}")]

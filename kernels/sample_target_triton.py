@@ -19,7 +19,17 @@ from typing import Any
 
 import torch
 
-from .elementary_triton import index_of_rank, is_finite, log, log_of_mass, mass, ordered_key, ranked, value_of_key, value_of_rank
+from .elementary_triton import (
+    index_of_rank,
+    is_finite,
+    log,
+    log_of_mass,
+    mass,
+    ordered_key,
+    ranked,
+    value_of_key,
+    value_of_rank,
+)
 from .philox import TARGET
 from .philox_triton import gumbel_range
 from .threshold_triton import (
@@ -285,7 +295,7 @@ POINTERS = {
     **dict.fromkeys(["counts_before", "counts"], "*i32"),
     **dict.fromkeys(["num_rows", "shift", "parity", "parts", "drawn_size"], "i32"),
     **dict.fromkeys(["vocab", "logits_stride"], "i32:16"),
-    "failed": "*i1",
+    "failed": "*u1",
 }
 """Types of these kernels' arguments but `logits`, by name."""
 

@@ -15,12 +15,13 @@ from .triton_support import jit, tl
 MASS_BLOCK = 256
 """Numbers that `mass_kernel` takes at once."""
 STATE = 5
-"""int64 numbers of a position: prefix and need, twice, since a launch reads one pair and writes the other; the k-th key."""
+"""int64 numbers of a position: prefix and need, twice, since a launch reads one pair and writes the other; the k-th
+key."""
 
 
 @jit
 def select_key(x):  # type: ignore[no-untyped-def]
-    # uint32 that orders as x does, in as many bits as x has; the two zeros are equal.
+    """uint32 that orders as x does, in as many bits as x has; the two zeros are equal."""
     if x.dtype == tl.float32:
         bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
         key = bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
@@ -33,7 +34,7 @@ def select_key(x):  # type: ignore[no-untyped-def]
 
 @jit
 def selected_value(key, kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    # float32 of a `select_key` in int64.
+    """float32 of a `select_key` in int64."""
     if kind == tl.float32:
         bits = key ^ tl.where((key >> 31) != 0, 0x80000000, 0xFFFFFFFF)
         value = bits.to(tl.uint32).to(tl.float32, bitcast=True)
@@ -45,7 +46,7 @@ def selected_value(key, kind: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @jit
 def digit_sums(sums, at, parts, PARTS_2: tl.constexpr, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # int64 [BINS]: the parts' histograms of a position added up.
+    """int64 [BINS]: the parts' histograms of a position added up."""
     part = tl.arange(0, PARTS_2)
     place = (at.to(tl.int64) * parts + part)[:, None] * BINS + tl.arange(0, BINS)[None, :]
     return tl.sum(tl.load(sums + place, mask=(part < parts)[:, None], other=0), 0).to(tl.int64)
@@ -53,7 +54,7 @@ def digit_sums(sums, at, parts, PARTS_2: tl.constexpr, BINS: tl.constexpr):  # t
 
 @jit
 def descend(digits, prefix, need, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # The bin in which the sum from the largest bin down reaches `need`: the prefix with it, and what remains to reach.
+    """The bin in which the sum from the largest bin down reaches `need`: the prefix with it, and what is left of it."""
     bins = tl.arange(0, BINS)
     above = tl.sum(digits, 0) - tl.cumsum(digits, 0)
     digit = tl.max(tl.where(above + digits >= need, bins, 0), 0)
@@ -62,12 +63,13 @@ def descend(digits, prefix, need, BINS: tl.constexpr):  # type: ignore[no-untype
 
 @jit
 def slot_of(at, rows, slot_of_row):  # type: ignore[no-untyped-def]
+    """The slot of a position of the packed windows."""
     return tl.load(slot_of_row + tl.maximum(tl.load(rows + at), 0))
 
 
 @jit
 def largest_rank(best, at, parts, PARTS_2: tl.constexpr):  # type: ignore[no-untyped-def]
-    # The `ranked` of a position's largest logit.
+    """The `ranked` of a position's largest logit."""
     part = tl.arange(0, PARTS_2)
     return tl.max(tl.load(best + at.to(tl.int64) * parts + part, mask=part < parts, other=-0x8000000000000000), 0)
 

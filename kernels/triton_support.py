@@ -109,6 +109,24 @@ def next_power_of_2(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+def row_range(rows: int) -> int:
+    """The length of a kernel's range over the rows of a bucket.
+
+    For one row 1, and for any small number the same: a kernel for each bucket would only be compiled longer.
+    """
+    return 1 if rows == 1 else max(16, next_power_of_2(rows))
+
+
+def draft_range(num_drafts: int) -> int:
+    """The length of a kernel's range over a row's drafts and one more token: the same for up to 7 drafts."""
+    return max(8, next_power_of_2(num_drafts + 1))
+
+
+def constants_of(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a launch's sizes those in capitals, which are `constexpr`; the others are ordinary integers."""
+    return {name: size for name, size in sizes.items() if name.isupper()}
+
+
 def check_tensor(
     name: str,
     tensor: torch.Tensor,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .float8 import dequantize
 from .registration import define_op
-from .triton_support import KernelSpec
+from .triton_support import KernelSpec, constants_of
 from .window_attention_triton import (
     OPERANDS,
     attend_kernel,
@@ -333,6 +333,7 @@ def _specs(
     shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
     shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
     shared |= dict.fromkeys(["context", "partial_size", "split_size", "num_splits"], "i32")
+    shared |= {"num_heads": "i32", "group": "i32"}
     absent: dict[str, Any] = {"SLIDING": sliding}
     if tree:
         shared["ancestors"] = "*i64"
@@ -348,7 +349,7 @@ def _specs(
     arguments |= {"scale": "fp32", "soft_cap": "fp32"}
     for stride in ("query_", "query_head_", "key_slot_", "key_head_", "key_", "value_slot_", "value_head_", "value_"):
         arguments[f"{stride}stride"] = "i32:16"
-    full = _capitals(constants) | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
+    full = constants_of(constants) | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
     if float8:
         arguments["key_scale"] = "*fp32"
     else:
@@ -384,18 +385,13 @@ def _specs(
         op="window_attention",
         variant=f"{variant}: combine",
         kernel=combine_kernel,
-        arguments=shared | {"num_heads": "i32", "group": "i32"},
-        constants=_capitals(combine_config(constants)) | absent,
+        arguments=shared,
+        constants=constants_of(combine_config(constants)) | absent,
         num_stages=3,
         shape=shape,
         bytes_moved=parts + width * num_heads * value_dim * element,
     )
     return [attend, combine]
-
-
-def _capitals(sizes: dict[str, int]) -> dict[str, int]:
-    """Those that are constants."""
-    return {name: size for name, size in sizes.items() if name.isupper()}
 
 
 _window_attention = define_op(

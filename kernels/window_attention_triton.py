@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .float8 import FLOAT8, check_cache_scales, decode_e4m3
-from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, on_amd, round_to, tl
+from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, on_amd, round_to, row_range, tl
 from .workspace import workspace
 
 _PROGRAMS = 512
@@ -22,6 +22,16 @@ OPERANDS: dict[str, Any] = {} if tl is None else {"fp32": tl.float32, "bf16": tl
 """Types in which products are taken."""
 MAX_REGISTERS = 255
 """Passed to ptxas, which would rather spill a little than put fewer blocks on a multiprocessor."""
+_SIZES = (
+    "sliding_window",
+    "num_rows",
+    "context",
+    "partial_size",
+    "split_size",
+    "num_splits",
+    "num_heads",
+    "group",
+)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -38,7 +48,7 @@ def _load_keys(cache, places, stride, loaded, FIRST: tl.constexpr, SIZE: tl.cons
     return x.to(operand)
 
 
-@jit(unspecialized=["sliding_window", "num_rows", "context", "partial_size", "split_size", "num_splits"])
+@jit(unspecialized=_SIZES)
 def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     query,
     key_cache,
@@ -68,8 +78,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     partial_size,
     split_size,
     num_splits,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    num_heads,
+    group,
     ROWS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_1: tl.constexpr,
@@ -91,7 +101,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     rows = tl.arange(0, ROWS)
     begins = tl.load(cu_tokens + rows, mask=rows < num_rows, other=0)
     ends = tl.load(cu_tokens + rows + 1, mask=rows < num_rows, other=0)
-    tiles = ((ends - begins) * GROUP + BLOCK_M - 1) // BLOCK_M
+    tiles = ((ends - begins) * group + BLOCK_M - 1) // BLOCK_M
     tiles_through = tl.cumsum(tiles, 0)
     row = tl.sum((tiles_through <= tile).to(tl.int32), 0)
     # The grid has a tile for the worst way that tokens can lie in rows.
@@ -104,8 +114,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     slot = tl.load(slot_of_row + row).to(tl.int64)
 
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    own = pair // GROUP
-    head = kv_head * GROUP + pair % GROUP
+    own = pair // group
+    head = kv_head * group + pair % group
     real = own < count
     token = first + tl.minimum(own, count - 1)
     stop = start + (tl.minimum(tl.max(own, 0), count - 1) + 1 if ancestors is None else count)
@@ -178,7 +188,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
 
     value_1_at = tl.arange(0, VALUE_1)
     mask_1 = real[:, None] & (value_1_at < VALUE_DIM)[None, :]
-    place_of = (token * NUM_HEADS + head).to(tl.int64)
+    place_of = (token * num_heads + head).to(tl.int64)
     if partial is None:
         factor = 1.0 / tl.where(total > 0.0, total, 1.0)
         if value_scale is not None:
@@ -204,11 +214,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         tl.store(maxima + partial_size + part, total, mask=real)
 
 
-@jit(
-    unspecialized=[
-        "sliding_window", "num_rows", "context", "partial_size", "num_heads", "group", "split_size", "num_splits",
-    ]
-)  # fmt: skip
+@jit(unspecialized=_SIZES)
 def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     positions,
     cu_tokens,
@@ -258,7 +264,9 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     maximum = float("-inf")
     total = 0.0
     result = tl.zeros((BLOCK_VALUE,), tl.float32)
-    for block in range(left // split_size // BLOCK_SPLITS * BLOCK_SPLITS, (stop + split_size - 1) // split_size, BLOCK_SPLITS):
+    for block in range(
+        left // split_size // BLOCK_SPLITS * BLOCK_SPLITS, (stop + split_size - 1) // split_size, BLOCK_SPLITS
+    ):
         split = block + tl.arange(0, BLOCK_SPLITS)
         seen = (split * split_size + split_size > left) & (split * split_size < stop)
         highest = tl.load(maxima + part + split, mask=seen, other=float("-inf"))
@@ -328,10 +336,9 @@ def launch_config(
     wanted = min(_MAX_SPLITS, -(-_PROGRAMS // (tiles * num_kv_heads)))
     split = -(-context // (wanted * 64)) * 64
     constants = {
-        "NUM_HEADS": num_heads,
-        "GROUP": group,
-        # One row, or any small number: a kernel for each bucket would only be compiled longer.
-        "ROWS": 1 if rows == 1 else max(16, next_power_of_2(rows)),
+        "num_heads": num_heads,
+        "group": group,
+        "ROWS": row_range(rows),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "split_size": split,
@@ -353,12 +360,11 @@ def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dic
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:
     """The constants of the second launch, from those of the first."""
+    names = ("ROWS", "VALUE_DIM", "split_size", "num_splits", "num_heads", "group")
     block = next_power_of_2(constants["VALUE_DIM"])
-    return {name: constants[name] for name in ("ROWS", "VALUE_DIM", "split_size", "num_splits")} | {
-        "num_heads": constants["NUM_HEADS"],
-        "group": constants["GROUP"],
+    return {name: constants[name] for name in names} | {
         "BLOCK_VALUE": block,
-        "BLOCK_SPLITS": min(next_power_of_2(constants["num_splits"]), max(2, 2048 // block)),
+        "BLOCK_SPLITS": max(2, 2048 // block),
     }
 
 
@@ -452,7 +458,7 @@ def window_attention_triton(
         partial = workspace("window_attention", partial_size * (value_dim + 2), torch.float32, device)
     if key_scale is not None:
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-    tiles = (width * constants["GROUP"] + rows * (block_m - 1)) // block_m
+    tiles = (width * constants["group"] + rows * (block_m - 1)) // block_m
     attend_kernel[(tiles, num_kv_heads, num_splits)](
         query,
         key_cache,

@@ -1,16 +1,25 @@
-"""What an engine would launch on a GPU: its programs, traced without data at the shapes of well-known checkpoints."""
+"""What an engine would launch on a GPU: its programs, traced without data at the shapes of well-known checkpoints.
+
+`python tests/compile/engine_launches.py` compiles all of it for every target and prints what spills or uses too much.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import itertools
+import json
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 
 from draftgraph.graphs import DecodeState, StateShape, exact_widths, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import fake_cuda
+from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, compile_specialization, usage_of
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
@@ -25,24 +34,34 @@ from draftgraph.runtime.verification import create_policy
 SLOTS = 16
 
 
-def _config(family: str, heads: int, kv_heads: int, head_dim: int, vocab: int, **more: object) -> dict[str, object]:
+def _config(
+    family: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    layer_types: tuple[str, ...] = ("",),
+    **more: object,
+) -> dict[str, object]:
     # Widths and depth of the network do not matter to the kernels.
     hf = {
         "model_type": family,
         "vocab_size": vocab,
         "hidden_size": heads * head_dim,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": len(layer_types),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": 32768,
         "eos_token_id": 2,
     }
+    if len(layer_types) > 1:
+        hf["layer_types"] = list(layer_types)
     return hf | more
 
 
-GEMMA_LAYERS = ["sliding_attention", "full_attention"]
+GEMMA_LAYERS = ("sliding_attention", "full_attention")
 CHECKPOINTS: dict[str, dict[str, object]] = {
     "SmolLM2-135M": _config("llama", 9, 3, 64, 49152, max_position_embeddings=8192),
     "SmolLM2-1.7B": _config("llama", 32, 32, 64, 49152, max_position_embeddings=8192),
@@ -85,23 +104,26 @@ class Setting:
 
 
 def settings() -> Iterator[Setting]:
-    """Every family, type, rule, bucket and width at the defaults, and what a user may choose beside them."""
+    """Every checkpoint in every type, and beside the defaults what a user may choose."""
     for name, dtype in itertools.product(CHECKPOINTS, DTYPES):
-        yield Setting(name, dtype, 5, "standard")
-        yield Setting(name, dtype, 0, "coupled")
-    for name in ("SmolLM2-135M", "Gemma-3-4B"):
-        for dtype, rule in itertools.product(DTYPES, ("standard", "coupled")):
-            for drafts in (1, 2, 3, 4, 7, 8, 15):
-                yield Setting(name, dtype, drafts, rule)
-            yield Setting(name, dtype, 15, rule, exact=True, buckets=(16,))
-            yield Setting(name, dtype, 0, rule, exact=True, buckets=(1,))
+        # Kernels tell one row from several.
+        yield Setting(name, dtype, 5, "standard", buckets=(1, 2, 4, 8, 16) if dtype == torch.bfloat16 else (1, 16))
+    for dtype, rule in itertools.product(DTYPES, ("standard", "coupled")):
+        yield Setting("SmolLM2-135M", dtype, 0, rule)
+    small, bf16 = "SmolLM2-135M", torch.bfloat16
+    for drafts in (1, 3, 7, 8, 15):
+        yield Setting(small, bf16, drafts, "coupled")
+    for dtype in DTYPES:
+        yield Setting("Llama-3.1-8B", dtype, 15, "standard", exact=True, buckets=(16,))
+        yield Setting("Llama-3.1-8B", dtype, 0, "coupled", exact=True, buckets=(1,))
     for drafts in (31, 63, 128):
-        yield Setting("Llama-3.1-8B", torch.bfloat16, drafts, "standard", buckets=(1, 2))
-    for length in (100, 1000, 2048, 4096, 16384, 32768):
-        yield Setting("Llama-3.1-8B", torch.bfloat16, 5, "standard", max_model_len=length)
+        yield Setting(small, bf16, drafts, "standard", buckets=(1, 2))
+    for length in (100, 1000, 2048):
+        yield Setting(small, bf16, 5, "standard", max_model_len=length, buckets=(1, 4))
+    yield Setting("Llama-3.1-8B", bf16, 5, "standard", max_model_len=32768)
     for shortest, longest in ((1, 1), (1, 3), (3, 3), (2, 5), (1, 8), (1, 16)):
-        yield Setting("SmolLM2-135M", torch.float32, 5, "coupled", shortest=shortest, longest=longest)
-    yield Setting("SmolLM2-135M", torch.float32, 5, "coupled", buckets=(3, 5, 12))
+        yield Setting(small, bf16, 5, "coupled", shortest=shortest, longest=longest, buckets=(1,))
+    yield Setting(small, bf16, 5, "coupled", buckets=(3, 5, 12))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
@@ -173,14 +195,6 @@ def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) 
     return DecoderModel(config, DecoderWeights(embedding, layers, norm, embedding))
 
 
-def distinct(launches: Iterator[Launch]) -> dict[Specialization, Launch]:
-    """One launch of every specialisation."""
-    found: dict[Specialization, Launch] = {}
-    for launch in launches:
-        found.setdefault(launch.specialization, launch)
-    return found
-
-
 def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[Launch, Setting]]:
     """Every specialisation that any of the `settings` asks for, with the first launch and setting that does."""
     found: dict[Specialization, tuple[Launch, Setting]] = {}
@@ -188,3 +202,39 @@ def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[L
         for launch in launches_of(setting, amd=amd):
             found.setdefault(launch.specialization, (launch, setting))
     return found
+
+
+def compile_for(target: str) -> list[Usage]:
+    """Compiles every specialisation for one target; a usage's variant says what the kernel is and who asks for it."""
+    usages = []
+    for specialization, (launch, setting) in engine_specializations(amd=target.startswith("gfx")).items():
+        dtype = str(setting.dtype).removeprefix("torch.")
+        variant = f"{launch.name} of {setting.checkpoint} in {dtype}, {launch.constants}"
+        usages.append(usage_of(compile_specialization(specialization, target), launch.op, variant, target))
+    return usages
+
+
+def is_over_budget(usage: Usage) -> bool:
+    """Whether a kernel spills, or uses more than every target has."""
+    return usage.spills > 0 or usage.registers > 255 or usage.shared > min(SHARED_LIMITS.values())
+
+
+def main() -> int:
+    """The command; its result is the process's exit status."""
+    parser = argparse.ArgumentParser(description="Compiles all that an engine asks for.")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    options = parser.parse_args()
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        usages = [usage for part in pool.map(compile_for, options.targets) for usage in part]
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(usage) for usage in usages]), encoding="utf-8")
+    over = [usage for usage in usages if is_over_budget(usage)]
+    for usage in over:
+        print(usage)
+    print(f"{len(usages)} kernels for {', '.join(options.targets)}; {len(over)} spill or use too much")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
