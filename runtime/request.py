@@ -34,6 +34,8 @@ class Request:
     """The length, prompt included, at which it finishes with reason `length`."""
     stop_token_ids: tuple[int, ...]
     detokenizer: IncrementalDetokenizer
+    synthetic: bool = False
+    """Its drafts are accepted at given rates, for a benchmark."""
 
     phase: Phase = Phase.WAITING
     slot: int = -1
