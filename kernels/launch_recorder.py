@@ -174,7 +174,8 @@ class _Recorder(TorchFunctionMode):
 def _as_argument(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return Pointer(value.dtype, value.storage_offset() * value.element_size(), value.untyped_storage().nbytes())
+    offset = int(value.storage_offset()) * value.element_size()
+    return Pointer(value.dtype, offset, int(value.untyped_storage().nbytes()))
 
 
 @contextmanager

@@ -37,11 +37,12 @@ class Recording(Protocol):
 recording: ContextVar[Recording | None] = ContextVar("draftgraph_recording", default=None)
 """Of this thread; None to launch."""
 
-if triton is None or INTERPRETED:
-    Kernel = None
-else:
+Kernel: Any = None
+"""The class of jitted functions; None where there are none, and under the interpreter."""
 
-    class Kernel(triton.JITFunction):
+if triton is not None and not INTERPRETED:
+
+    class _Kernel(triton.JITFunction):
         """A jitted function whose launches a `Recording` may take."""
 
         def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -50,6 +51,8 @@ else:
             if taker is None:
                 return super().run(*args, grid=grid, warmup=warmup, **kwargs)
             return taker.add(self, grid, args, kwargs)
+
+    Kernel = _Kernel
 
 
 def jit(function: Any = None, *, unspecialized: Sequence[str] = ()) -> Any:

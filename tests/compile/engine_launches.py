@@ -106,13 +106,17 @@ class Setting:
 def settings() -> Iterator[Setting]:
     """Every checkpoint in every type, and beside the defaults what a user may choose."""
     for name, dtype in itertools.product(CHECKPOINTS, DTYPES):
-        # Kernels tell one row from several.
-        yield Setting(name, dtype, 5, "standard", buckets=(1, 2, 4, 8, 16) if dtype == torch.bfloat16 else (1, 16))
+        # Kernels tell one row from several, and windows of few queries from those of many.
+        yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
+    for name in ("SmolLM2-135M", "Llama-3.1-8B", "Gemma-3-4B"):
+        yield Setting(name, torch.bfloat16, 5, "standard")
     for dtype, rule in itertools.product(DTYPES, ("standard", "coupled")):
         yield Setting("SmolLM2-135M", dtype, 0, rule)
     small, bf16 = "SmolLM2-135M", torch.bfloat16
-    for drafts in (1, 3, 7, 8, 15):
-        yield Setting(small, bf16, drafts, "coupled")
+    for drafts, rule in itertools.product((1, 3, 7, 8, 15), ("coupled", "block", "synthetic")):
+        yield Setting(small, bf16, drafts, rule, buckets=(1, 2, 4, 8, 16) if rule == "coupled" else (1, 2))
+    for name, dtype in itertools.product(("Llama-2-7B", "SmolLM2-135M", "Llama-3.1-8B", "Gemma-3-4B"), DTYPES):
+        yield Setting(name, dtype, 5, "block", buckets=(1,))
     for dtype in DTYPES:
         yield Setting("Llama-3.1-8B", dtype, 15, "standard", exact=True, buckets=(16,))
         yield Setting("Llama-3.1-8B", dtype, 0, "coupled", exact=True, buckets=(1,))
@@ -135,6 +139,7 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         method="ngram" if depth else "none",
         num_speculative_tokens=depth or None,
         rejection_sample_method=setting.rule,
+        synthetic_acceptance_length=1.5 if setting.rule == "synthetic" else None,
         **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if depth else {}),
     )
     widths_of = exact_widths if setting.exact else verify_widths
@@ -155,8 +160,10 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         speculator = create_speculator(speculative)
         if speculator is not None:
             speculator.allocate(state)
+        policy = create_policy(speculative)
+        policy.allocate(state)
         cache = model.allocate_cache(shape.slots + 1, context)
-        builder = RoundBuilder(model, cache, state, speculator, create_policy(setting.rule))
+        builder = RoundBuilder(model, cache, state, speculator, policy)
         entries = (*state.tokens.shape, MAX_LOGPROBS + 1)
         buffers = LogprobBuffers(
             torch.zeros(entries, device=device), torch.zeros(entries, dtype=torch.int32, device=device)

@@ -44,7 +44,15 @@ def test_nothing_spills_or_uses_too_much(usages):
 
 def test_the_sweep_holds_every_op_of_an_engine(usages):
     ops = {"ngram_propose", "plan_window", "pack_window", "pack_prefill", "rope_and_cache", "window_attention"}
-    ops |= {"sample_target", "accept_standard", "accept_coupled", "record_logprobs", "commit"}
+    ops |= {
+        "sample_target",
+        "accept_standard",
+        "accept_block",
+        "accept_synthetic",
+        "accept_coupled",
+        "record_logprobs",
+        "commit",
+    }
     for target in SWEPT:
         assert {usage.op for usage in usages if usage.target == target} >= ops
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from device_cases import CASES, check_eager, check_replay
+from device_cases import cases, check_eager, check_replay
 from op_checks import bits
 from scalar_kernels import elementary_kernel, gumbel_kernel, philox_kernel, uniform_kernel
 
@@ -14,6 +14,7 @@ from draftgraph.kernels.triton_support import UNFUSED
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
+CASES = cases(vocab=3000)
 
 
 @pytest.mark.parametrize("name", CASES)

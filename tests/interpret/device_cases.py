@@ -37,6 +37,9 @@ class DeviceCase:
     module: str = ""
     """Of the reference, if not the op's name."""
 
+    def __post_init__(self) -> None:
+        importlib.import_module(f"draftgraph.kernels.{self.module or self.op}")
+
     def reference(self, args: Sequence[Any]) -> None:
         """Runs the specification."""
         module = importlib.import_module(f"draftgraph.kernels.{self.module or self.op}")
@@ -52,7 +55,6 @@ class DeviceCase:
 
 def from_state(op: str, state: Any, bucket: int, **others: Any) -> list[Any]:
     """The arguments of an op by their names: those of `others`, and else what the decode state has for a bucket."""
-    importlib.import_module(f"draftgraph.kernels.{'pack_window' if op == 'pack_prefill' else op}")
     views = {
         "cu_tokens": state.cu_tokens[: bucket + 1],
         "slot_of_row": state.slot_of_row[:bucket],
@@ -88,7 +90,7 @@ def prefill(seed: int) -> list[Any]:
 
 def sampling(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
     def make(seed: int) -> list[Any]:
-        state, bucket = random_round(seed, vocab=vocab, dtype=dtype)
+        state, bucket = random_round(seed, rows=2, num_drafts=1, vocab=vocab, dtype=dtype)
         set_sampling_parameters(state, seed)
         # Where the smallest kept number is a zero, either sign is right.
         state.logits.copy_(torch.where(state.logits == 0, 0.0, state.logits))
@@ -103,7 +105,7 @@ def accepting(vocab: int, dtype: torch.dtype, kind: str) -> Callable[[int], list
 
 def recording(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
     def make(seed: int) -> list[Any]:
-        state, bucket = random_round(seed, vocab=vocab, dtype=dtype)
+        state, bucket = random_round(seed, rows=2, num_drafts=1, vocab=vocab, dtype=dtype)
         entries = (*state.tokens.shape, 6)
         return from_state(
             "record_logprobs",
@@ -114,6 +116,11 @@ def recording(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
         )
 
     return make
+
+
+def synthetic(seed: int) -> list[Any]:
+    state, bucket = random_round(seed, num_drafts=4)
+    return from_state("accept_synthetic", state, bucket, rates=torch.tensor([1.0, 0.75, 0.5, 0.0]))
 
 
 def looking_up(seed: int) -> list[Any]:
@@ -128,21 +135,58 @@ def looking_up(seed: int) -> list[Any]:
 
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-CASES: dict[str, DeviceCase] = {
-    "plan_window": DeviceCase("plan_window", plan),
-    "budget_topk": DeviceCase("budget_topk", lambda seed: budget_arguments(seed, rows=5, num_drafts=7, budget=11)),
-    "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
-    "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
-    "ngram_propose": DeviceCase("ngram_propose", looking_up),
-    "accept_coupled": DeviceCase("accept_coupled", plain("accept_coupled", vocab=2)),
-    "commit": DeviceCase("commit", plain("commit", rows=5)),
-}
-for _name, _dtype in TYPES.items():
-    CASES[f"sample_target, {_name}"] = DeviceCase("sample_target", sampling(3000, _dtype))
-    CASES[f"record_logprobs, {_name}"] = DeviceCase("record_logprobs", recording(3000, _dtype))
-    for _rule in ("accept_standard", "accept_block"):
-        for _kind in ("one-hot", "near"):
-            CASES[f"{_rule}, {_kind}, {_name}"] = DeviceCase(_rule, accepting(1500, _dtype, _kind))
+
+
+def cases(vocab: int) -> dict[str, DeviceCase]:
+    """Every op of a round, those that read logits in each type and with `vocab` of them."""
+    found = {
+        "plan_window": DeviceCase("plan_window", plan),
+        "budget_topk": DeviceCase("budget_topk", lambda seed: budget_arguments(seed, rows=5, num_drafts=7, budget=11)),
+        "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
+        "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
+        "ngram_propose": DeviceCase("ngram_propose", looking_up),
+        "accept_coupled": DeviceCase("accept_coupled", plain("accept_coupled", vocab=2)),
+        "accept_synthetic": DeviceCase("accept_synthetic", synthetic),
+        "commit": DeviceCase("commit", plain("commit", rows=5)),
+    }
+    for name, dtype in TYPES.items():
+        found[f"sample_target, {name}"] = DeviceCase("sample_target", sampling(vocab, dtype))
+        found[f"record_logprobs, {name}"] = DeviceCase("record_logprobs", recording(vocab, dtype))
+        for rule in ("accept_standard", "accept_block"):
+            for kind in ("one-hot", "near"):
+                found[f"{rule}, {kind}, {name}"] = DeviceCase(rule, accepting(vocab, dtype, kind))
+    return found
+
+
+def arguments_by_name(case: DeviceCase, args: Sequence[Any]) -> dict[str, Any]:
+    """The arguments by the names that the op's schema gives them."""
+    schema = getattr(torch.ops.draftgraph, case.op).default._schema
+    return {argument.name: arg for argument, arg in zip(schema.arguments, args, strict=True)}
+
+
+def without_live_rows(case: DeviceCase, args: Sequence[Any]) -> None:
+    """Makes every row a padding row on the reserved slot, with an empty window."""
+    given = arguments_by_name(case, args)
+    for name, value in (("cu_tokens", 0), ("finished", True), ("rows", -1), ("prefill_range", 0), ("positions", 0)):
+        if name in given:
+            given[name].fill_(value)
+    slots = given["slot_of_row"]
+    slots.fill_(max(0, *(arg.shape[0] - 1 for name, arg in given.items() if name in BY_SLOT)))
+    if "prefill_slot" in given:
+        given["prefill_slot"].copy_(slots)
+
+
+BY_SLOT = ("tokens", "accepted", "seed", "finished")
+"""Arguments whose first dimension is the slots, the reserved one last; each op has one of them."""
+
+
+def at_full_length(case: DeviceCase, args: Sequence[Any]) -> None:
+    """Makes every row as long as its context and its limit."""
+    given = arguments_by_name(case, args)
+    context = given["tokens"].shape[1] if "tokens" in given else 48
+    for name in ("length", "limit"):
+        if name in given:
+            given[name].fill_(context)
 
 
 def moved(args: Sequence[Any], device: str) -> list[Any]:
@@ -158,11 +202,15 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 def check_eager(case: DeviceCase, device: str, seeds: Sequence[int]) -> None:
     """The op on `device` has the reference's effect."""
     for seed in seeds:
-        args = case.make(seed)
-        ours, theirs = moved(args, device), clone(args)
-        case.run(ours)
-        case.reference(theirs)
-        assert_equal(ours, theirs)
+        check_effect(case, device, case.make(seed))
+
+
+def check_effect(case: DeviceCase, device: str, args: Sequence[Any]) -> None:
+    """The same for given arguments, which stay as they are."""
+    ours, theirs = moved(args, device), clone(args)
+    case.run(ours)
+    case.reference(theirs)
+    assert_equal(ours, theirs)
 
 
 def check_replay(case: DeviceCase, device: str) -> None:
