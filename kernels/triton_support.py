@@ -97,14 +97,11 @@ round_to = _round_interpreted if INTERPRETED else _round_compiled
 bfloat16 truncates."""
 
 
-UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False}
-"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused.
-
-On NVIDIA also that a thread may have all registers: otherwise ptxas may spill in order to fit more blocks on a
-multiprocessor.
-"""
-if torch.version.hip is None:
-    UNFUSED["maxnreg"] = 255
+ALL_REGISTERS: dict[str, bool | int] = {} if torch.version.hip is not None else {"maxnreg": 255}
+"""Option of a launch on NVIDIA: a thread may have all registers. Otherwise ptxas may spill in order to fit more blocks
+on a multiprocessor."""
+UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False, **ALL_REGISTERS}
+"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused."""
 
 
 def next_power_of_2(size: int) -> int:

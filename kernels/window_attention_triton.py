@@ -352,8 +352,8 @@ def launch_config(
 
 
 def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dict[str, int]:
-    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, where float32 latents need room."""
-    large = bytes_each == 4 and constants["KEY_DIM"] > 256
+    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, for large heads of float32."""
+    large = bytes_each == 4 and constants["KEY_DIM"] >= 256
     options = {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
     return options if hip else options | {"maxnreg": MAX_REGISTERS}
 

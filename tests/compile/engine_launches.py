@@ -223,7 +223,7 @@ def compile_for(target: str) -> list[Usage]:
 
 def is_over_budget(usage: Usage) -> bool:
     """Whether a kernel spills, or uses more than every target has."""
-    return usage.spills > 0 or usage.registers > 255 or usage.shared > min(SHARED_LIMITS.values())
+    return usage.spills > 0 or usage.registers > 256 or usage.shared > min(SHARED_LIMITS.values())
 
 
 def main() -> int:
