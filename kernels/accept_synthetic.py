@@ -172,7 +172,6 @@ def kernel_specs() -> list[KernelSpec]:
             constants={"STREAM": ACCEPT, "COLUMNS": draft_range(drafts)},
             num_warps=1,
             enable_fp_fusion=False,
-            maxnreg=255,
             shape=f"1 row, {drafts} drafts",
             bytes_moved=21 * drafts + 42,
         )

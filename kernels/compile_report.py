@@ -116,7 +116,7 @@ def specialization_of(spec: KernelSpec, target: str) -> Specialization:
         "num_stages": spec.num_stages,
         "enable_fp_fusion": spec.enable_fp_fusion,
     }
-    if spec.maxnreg is not None and not amd:
+    if not amd:
         options["maxnreg"] = spec.maxnreg
     return Specialization(
         kernel=f"{spec.kernel.fn.__module__}:{spec.kernel.fn.__name__}",

@@ -158,8 +158,6 @@ class _Recorder(TorchFunctionMode):
         bound = inspect.Signature.bind(kernel.signature, *arguments, **given)
         bound.apply_defaults()
         known = {name: value for name, value in options.items() if name not in given}
-        if self.amd:
-            known.pop("maxnreg", None)  # `UNFUSED` has it where torch itself was built for NVIDIA or for none
         launch = Launch(
             op=self._op,
             kernel=kernel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .triton_support import ALL_REGISTERS, KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
 
 MULTIPLIER = 0x9E3779B1
 
@@ -197,7 +197,6 @@ def ngram_propose_triton(
         context,
         **_sizes(min_n, max_n, heads.shape[2], shift, draft_tokens.shape[1]),
         num_warps=4,
-        **ALL_REGISTERS,
     )
 
 
@@ -218,7 +217,6 @@ def kernel_specs() -> list[KernelSpec]:
             | dict.fromkeys(["context", "num_drafts", "buckets", "shift"], "i32"),
             constants=constants_of(_sizes(min_n, max_n, buckets, 0, num_drafts)),
             num_stages=3,
-            maxnreg=255,
             shape=f"1 row, {new} new tokens, 1 candidate per n",
             bytes_moved=moved,
             max_registers=168 if tables < 64 else 255,

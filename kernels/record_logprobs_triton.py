@@ -255,7 +255,6 @@ def kernel_specs() -> list[KernelSpec]:
                     constants={key: size for key, size in _constants(kernel, sizes).items() if key != "parts"},
                     num_warps=4 if kernel is record_kernel else part_warps(sizes["PART"]),
                     enable_fp_fusion=False,
-                    maxnreg=255,
                     shape=f"1 token, vocabulary {vocab}",
                     bytes_moved=moved,
                 )

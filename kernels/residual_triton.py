@@ -304,7 +304,6 @@ def acceptance_spec(
         constants=constants,
         num_warps=part_warps(part) if "PART" in names else 1,
         enable_fp_fusion=kernel is residual_finish_kernel,
-        maxnreg=None if kernel is residual_finish_kernel else 255,
         shape=f"1 row, 5 drafts, vocabulary {vocab}",
         bytes_moved=moved,
     )

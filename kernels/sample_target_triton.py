@@ -332,7 +332,6 @@ def kernel_specs() -> list[KernelSpec]:
                     constants=constants,
                     num_warps=part_warps(part),
                     enable_fp_fusion=False,
-                    maxnreg=255,
                     shape=f"8 tokens, vocabulary {vocab}",
                     bytes_moved=moved,
                 )

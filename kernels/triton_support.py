@@ -37,6 +37,9 @@ class Recording(Protocol):
 recording: ContextVar[Recording | None] = ContextVar("draftgraph_recording", default=None)
 """Of this thread; None to launch."""
 
+MAX_REGISTERS = 255
+"""Of a thread, an option of every launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a
+multiprocessor."""
 Kernel: Any = None
 """The class of jitted functions; None where there are none, and under the interpreter."""
 
@@ -47,6 +50,8 @@ if triton is not None and not INTERPRETED:
 
         def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             """Launches, or records."""
+            if not on_amd():
+                kwargs.setdefault("maxnreg", MAX_REGISTERS)
             taker = recording.get()
             if taker is None:
                 return super().run(*args, grid=grid, warmup=warmup, **kwargs)
@@ -97,10 +102,7 @@ round_to = _round_interpreted if INTERPRETED else _round_compiled
 bfloat16 truncates."""
 
 
-ALL_REGISTERS: dict[str, bool | int] = {} if torch.version.hip is not None else {"maxnreg": 255}
-"""Option of a launch on NVIDIA: a thread may have all registers. Otherwise ptxas may spill in order to fit more blocks
-on a multiprocessor."""
-UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False, **ALL_REGISTERS}
+UNFUSED: dict[str, bool] = {"enable_fp_fusion": False}
 """Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused."""
 
 
@@ -192,10 +194,10 @@ class KernelSpec:
     hip_num_warps: int | None = None
     """On AMD, if others."""
     num_stages: int = 2
-    maxnreg: int | None = None
-    """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
+    maxnreg: int = MAX_REGISTERS
+    """Of a thread on NVIDIA."""
     enable_fp_fusion: bool = True
-    """False for kernels that are launched with `UNFUSED`, whose `maxnreg` is 255."""
+    """False for kernels that are launched with `UNFUSED`."""
     shape: str
     """The shape that `bytes_moved` is for, in words."""
     bytes_moved: int

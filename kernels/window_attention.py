@@ -373,7 +373,6 @@ def _specs(
         num_warps=options["num_warps"],
         hip_num_warps=launch_options(constants, element, True)["num_warps"],
         num_stages=options["num_stages"],
-        maxnreg=options["maxnreg"],
         # Float32 latents, wanted only for exactness, pass the smallest limit on NVIDIA, which allows more, and on AMD
         # have two registers' worth of accumulators.
         max_shared=(72 if kind == "fp32" and key_dim > 256 else 64) * 1024,

@@ -20,8 +20,6 @@ _PROGRAMS = 512
 _MAX_SPLITS = 128
 OPERANDS: dict[str, Any] = {} if tl is None else {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 """Types in which products are taken."""
-MAX_REGISTERS = 255
-"""Passed to ptxas, which would rather spill a little than put fewer blocks on a multiprocessor."""
 _SIZES = (
     "sliding_window",
     "num_rows",
@@ -354,8 +352,7 @@ def launch_config(
 def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dict[str, int]:
     """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, for large heads of float32."""
     large = bytes_each == 4 and constants["KEY_DIM"] >= 256
-    options = {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
-    return options if hip else options | {"maxnreg": MAX_REGISTERS}
+    return {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
 
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:

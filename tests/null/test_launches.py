@@ -37,7 +37,7 @@ def test_a_launch_tells_all_that_it_is_compiled_for():
         accept(device)
     (launch,) = launches
     assert (launch.op, launch.name, launch.grid) == ("accept_coupled", "accept_coupled_kernel", (2,))
-    assert launch.options == {"num_warps": 1}
+    assert launch.options == {"num_warps": 1, "maxnreg": 255}
     assert launch.constants == {"COLUMNS": 8}
     assert launch.arguments["sampled"] == Pointer(torch.int32, 0, 4 * SIZES["width"])
     assert launch.arguments["num_drafts"] == 5
