@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..graphs import DecodeState, Executor, Mailbox, Program, bucket_for
+from ..graphs import DecodeState, Executor, HostExecutor, Mailbox, Program, bucket_for
 from ..graphs.buckets import chunk_width
 from ..graphs.state import FINISH_ERROR
+from ..profiling.floor import RoundShape, StepCost
+from ..profiling.observer import Observer, Observers
 from .interrupts import deferred_interrupt
 from .outputs import FinishReason
 from .request import Phase, Request
@@ -66,6 +68,9 @@ class EngineCore:
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._logprobs: LogprobBuffers | None = None
         self._loop: _Loop | None = None
+        self._own_executor = executor
+        self._observers: list[tuple[Observer, bool]] = []
+        self._observer = Observer()
 
     @property
     def busy(self) -> bool:
@@ -117,6 +122,46 @@ class EngineCore:
         if progress is not None:
             progress(len(steps), len(steps), "done")
 
+    def propose_cost(self, shape: RoundShape) -> StepCost | None:
+        """The least that drafting costs in a round; None for plain decoding."""
+        return None if self._speculator is None else self._speculator.propose_cost(shape)
+
+    def attach(self, observer: Observer, *, on_host: bool) -> None:
+        """Lets `observer` see the requests from now on, and what the host executor runs.
+
+        Args:
+            observer: told first of the requests under way.
+            on_host: run the programs through a host executor meanwhile, whatever executor the engine has, so that
+                the observer sees their steps.
+        """
+        self._observers.append((observer, on_host))
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_started(request.number, len(request.prompt_ids))
+            if request.phase is Phase.DECODE:
+                observer.request_decoding(request.number)
+
+    def detach(self, observer: Observer) -> None:
+        """Ends what `attach` began; to the observer, requests under way end here."""
+        self._observers = [entry for entry in self._observers if entry[0] is not observer]
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_finished(request.number)
+
+    def _apply_observers(self) -> None:
+        self._leave_loop()
+        observers = [observer for observer, _ in self._observers]
+        # None, not an observer that sees nothing: then a round does no more than without this feature.
+        observer = None if not observers else observers[0] if len(observers) == 1 else Observers(*observers)
+        self._observer = observer or Observer()
+        self._executor = self._own_executor
+        if isinstance(self._own_executor, HostExecutor):
+            self._own_executor.observer = observer
+        elif any(on_host for _, on_host in self._observers):
+            self._executor = HostExecutor(observer)
+
     def programs(self) -> Iterator[Program]:
         """Every program that ordinary requests run, built on demand."""
         for width in self.plan.prefill_widths:
@@ -147,6 +192,7 @@ class EngineCore:
         self._mailbox.open(slot)
         if self._speculator is not None:
             self._speculator.admit(slot)
+        self._observer.request_started(request.number, len(request.prompt_ids))
 
     def _prefill_chunk(self) -> None:
         request = self._scheduler.next_to_prefill()
@@ -163,6 +209,7 @@ class EngineCore:
     def _start(self, request: Request) -> None:
         self.state.finished[request.slot] = False
         self._scheduler.start(request)
+        self._observer.request_decoding(request.number)
 
     def _finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
         """Ends a request: its result is made and its slot given back."""
@@ -176,6 +223,8 @@ class EngineCore:
             if request.slot >= 0:
                 self._builder.clear_cache(request.slot)
         self._scheduler.finish(request, cached)
+        if request.slot >= 0:
+            self._observer.request_finished(request.number)
 
     # Rounds
 

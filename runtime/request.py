@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import time
 from dataclasses import dataclass, field
 
 from .detokenizer import IncrementalDetokenizer
 from .outputs import GenerationResult, StreamChunk
 from .sampling_params import SamplingParams
+
+_numbers = itertools.count()
 
 
 class Phase(enum.Enum):
@@ -35,6 +38,8 @@ class Request:
     stop_token_ids: tuple[int, ...]
     detokenizer: IncrementalDetokenizer
 
+    number: int = field(default_factory=_numbers.__next__)
+    """Tells the requests of a process apart."""
     phase: Phase = Phase.WAITING
     slot: int = -1
     prefilled: int = 0
