@@ -20,7 +20,7 @@ class Verdict(Enum):
     CHANGED = "changed"
     """A count that is not the baseline's: the gate fails, whichever direction."""
     NEW = "new"
-    """A count that the baseline does not know: the gate fails until the baseline has it."""
+    """A figure that the baseline does not know: the gate fails until the baseline has it."""
     MISSING = "missing"
     """A count of the baseline that was not measured: the gate fails."""
     SHOWN = "shown"
@@ -82,10 +82,23 @@ def compare_counts(
     return findings
 
 
-def compare_measure(kind: str, name: str, before: Measure | None, now: float, limits: Limits) -> Finding:
-    """A time, or a ratio of times, against the baseline's; `before` None only shows it."""
-    if before is None:
-        return Finding(kind=kind, name=name, before=None, now=now, verdict=Verdict.SHOWN)
+def compare_measure(
+    kind: str, name: str, before: Measure | None, now: float, limits: Limits, *, comparable: bool = True
+) -> Finding:
+    """A time, or a ratio of times, against the baseline's.
+
+    Args:
+        kind: ratio or seconds.
+        name: of the figure.
+        before: the baseline's; None where it has none, which fails a ratio or time that is to be compared.
+        now: as measured.
+        limits: of the tolerance.
+        comparable: whether the two can be compared; if not, both are only shown.
+    """
+    if before is None or not comparable:
+        verdict = Verdict.NEW if comparable else Verdict.SHOWN
+        old = None if before is None else before.value
+        return Finding(kind=kind, name=name, before=old, now=now, verdict=verdict)
     tolerance = before.tolerance(limits.least, limits.most)
     allowed = before.value * (1.0 + tolerance)
     verdict = Verdict.OK

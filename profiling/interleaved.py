@@ -1,8 +1,8 @@
 """Times of several things against each other on a machine that is never quiet.
 
-What shares a machine with others is now and then interrupted, slowed by a full cache or a lower clock. So contenders take
-turns, call by call, in blocks. What counts in a block is each one's fastest call, which was not interrupted; a ratio
-compares two contenders within a block, where they had the same machine; and of the blocks' ratios the median is taken.
+What shares a machine with others is now and then interrupted, slowed by a full cache or a lower clock. So contenders
+take turns, call by call, in blocks. What counts in a block is each one's fastest call, which was not interrupted; a
+ratio compares two contenders within a block, where they had the same machine; the blocks' median ratio is taken.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ and against plain decoding, which takes `baseline` per token,
 
 where draft, verify and state are the times of a whole round's drafting, target pass, and everything else.
 
-A drafter that looks text up has nothing to propose in some rounds. With `coverage`, the share of rounds that have drafts,
-both the tokens and the cost are averages over the two kinds of rounds. `coverage` 1 is the model of the paper.
+A drafter that looks text up has nothing to propose in some rounds. With `coverage`, the share of rounds that have
+drafts, tokens and costs are averages over the two kinds of rounds. `coverage` 1 is the model of the paper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `fetch` and `doctor`."""
+"""The command line: `draftgraph demo`, `generate`, `fetch`, `doctor` and `gate`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from .cli_demo import demo
 from .cli_doctor import doctor
 from .cli_fetch import fetch
+from .cli_gate import gate
 from .cli_generate import generate
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, fetch, doctor):
+for command in (demo, generate, fetch, doctor, gate):
     app.command()(command)
 
 
