@@ -26,6 +26,7 @@ OP_FILES: tuple[str, ...] = (
     "accept_block_triton",
     "accept_coupled",
     "accept_standard_triton",
+    "accept_synthetic",
     "budget_topk",
     "commit",
     "compact_path",

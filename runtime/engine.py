@@ -229,6 +229,7 @@ class Engine:
                 detokenizer=IncrementalDetokenizer(
                     self.tokenizer, prompt_tail_ids=ids[-_TAIL:], stop=tuple(params.stop)
                 ),
+                synthetic=self.config.speculative.rejection_sample_method == "synthetic",
             )
             for index in range(params.n)
         ]

@@ -96,7 +96,8 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
         speculator.allocate(state)
     _set_draft_limit(state, config)
     cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
-    policy = create_policy(config.speculative.rejection_sample_method)
+    policy = create_policy(config.speculative)
+    policy.allocate(state)
     builder = RoundBuilder(target.model, cache, state, speculator, policy)
     reuse = (PREFILL_CHUNK if config.exact else 1) if config.prefix_caching else None
     plan = CorePlan(

@@ -149,6 +149,8 @@ class GenerationResult:
     prompt_token_ids: tuple[int, ...] = ()
     seed: int = 0
     """The seed that was used, also when the request named none."""
+    synthetic: bool = False
+    """Drafts were accepted at given rates, for a benchmark: the text is not what the model would have written."""
     index: int = 0
     """Which of the `n` answers to the prompt, from 0."""
 

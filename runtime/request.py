@@ -37,6 +37,8 @@ class Request:
     """The length, prompt included, at which it finishes with reason `length`."""
     stop_token_ids: tuple[int, ...]
     detokenizer: IncrementalDetokenizer
+    synthetic: bool = False
+    """Its drafts are accepted at given rates, for a benchmark."""
 
     number: int = field(default_factory=_numbers.__next__)
     """Tells the requests of a process apart."""

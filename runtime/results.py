@@ -66,6 +66,7 @@ def finish_request(
         prompt_token_ids=request.prompt_ids,
         seed=request.seed,
         index=request.index,
+        synthetic=request.synthetic,
     )
     request.chunks.append(
         StreamChunk(text=tail, token_ids=(), index=request.index, finish_reason=reason, result=request.result)

@@ -23,7 +23,6 @@ from .speculative_methods import (
 
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block", "synthetic", "coupled")
-AVAILABLE_REJECTION_SAMPLE_METHODS = ("standard", "coupled")
 
 _UNAVAILABLE_OPTIONS = (
     "use_heterogeneous_vocab",
@@ -191,12 +190,6 @@ class SpeculativeConfig:
             raise NotAvailableError(
                 f"method {self.method!r} ({METHODS[self.method].summary}) is not available in this version; "
                 f"available: {methods}"
-            )
-        if self.rejection_sample_method not in AVAILABLE_REJECTION_SAMPLE_METHODS:
-            available = ", ".join(map(repr, AVAILABLE_REJECTION_SAMPLE_METHODS))
-            raise NotAvailableError(
-                f"rejection_sample_method {self.rejection_sample_method!r} is not available in this version; "
-                f"available: {available}"
             )
         if self.draft_sample_method != "greedy":
             raise NotAvailableError(

@@ -17,6 +17,9 @@ class VerificationPolicy(ABC):
 
     name: ClassVar[str]
 
+    def allocate(self, state: DecodeState) -> None:  # noqa: B027 - most rules keep nothing
+        """Allocates what the rule keeps on the device, once, for the engine's `state`."""
+
     def accept(self, state: DecodeState, bucket: int) -> None:
         """The body of the accept step: the target's own token at every position, then the rule."""
         sample_target(

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from ..errors import NotAvailableError
+from collections.abc import Callable
+
+from ..speculative_config import SpeculativeConfig
 from .base import VerificationPolicy
+from .block import BlockVerification
 from .coupled import CoupledVerification
 from .standard import StandardVerification
+from .synthetic import SyntheticVerification, rates_of_length
 
-_POLICIES: dict[str, type[VerificationPolicy]] = {
-    policy.name: policy for policy in (StandardVerification, CoupledVerification)
+
+def _synthetic(config: SpeculativeConfig) -> VerificationPolicy:
+    depth, length = config.num_speculative_tokens, config.synthetic_acceptance_length
+    if config.synthetic_acceptance_rates is not None:
+        return SyntheticVerification(config.synthetic_acceptance_rates)
+    assert length is not None  # SpeculativeConfig requires one of the two
+    return SyntheticVerification(rates_of_length(length, depth or 0))
+
+
+_POLICIES: dict[str, Callable[[SpeculativeConfig], VerificationPolicy]] = {
+    StandardVerification.name: lambda config: StandardVerification(),
+    BlockVerification.name: lambda config: BlockVerification(),
+    SyntheticVerification.name: _synthetic,
+    CoupledVerification.name: lambda config: CoupledVerification(),
 }
 
 
-def create_policy(name: str) -> VerificationPolicy:
-    """The policy called `name`; raises `NotAvailableError` for one that this version does not implement."""
-    if name not in _POLICIES:
-        raise NotAvailableError(
-            f"rejection_sample_method {name!r} is not implemented in this version; available: {', '.join(_POLICIES)}"
-        )
-    return _POLICIES[name]()
+def create_policy(config: SpeculativeConfig) -> VerificationPolicy:
+    """The policy that `config` asks for."""
+    return _POLICIES[config.rejection_sample_method](config)

@@ -21,6 +21,7 @@ from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
+from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.compact_path import compact_path
@@ -167,6 +168,7 @@ def sampling() -> dict[str, OpCase]:
     found = (s.sampled, s.log_normalizer, s.threshold, s.token_failed)
     outcome = (s.accepted, s.emitted, s.failed)
     heat = (s.temperature, s.seed)
+    rates = torch.full((DRAFTS,), 0.8, device=DEVICE)
     records = [torch.zeros(REPEATS + 1, CONTEXT, 6, device=DEVICE), ints(REPEATS + 1, CONTEXT, 6)]
     return {
         "sample_target": OpCase(
@@ -176,6 +178,12 @@ def sampling() -> dict[str, OpCase]:
         "accept_coupled": OpCase(
             lambda slot: accept_coupled(s.sampled, s.token_failed, s.draft_tokens, cu_tokens, rows[slot], *outcome),
             bytes_moved=4 * (2 * WIDTH + DRAFTS + 4) + WIDTH,
+        ),
+        "accept_synthetic": OpCase(
+            lambda slot: accept_synthetic(
+                s.sampled, s.token_failed, positions, s.draft_tokens, rates, s.seed, cu_tokens, rows[slot], *outcome
+            ),
+            bytes_moved=4 * (4 * WIDTH + 2 * DRAFTS + 6) + WIDTH,
         ),
         # One position's logits for the residual sample, one of each other for its draft.
         "accept_standard": OpCase(
@@ -238,6 +246,7 @@ GROUPS = {
     "ngram_propose": ending,
     "sample_target": sampling,
     "accept_coupled": sampling,
+    "accept_synthetic": sampling,
     "accept_standard": sampling,
     "accept_block": sampling,
     "record_logprobs": sampling,

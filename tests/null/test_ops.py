@@ -11,6 +11,7 @@ from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
+from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.record_logprobs import record_logprobs
@@ -159,6 +160,23 @@ def accept_by_token(device: torch.device | str) -> None:
     )
 
 
+def accept_at_rates(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    accept_synthetic(
+        ints(WIDTH),
+        ints(WIDTH).bool(),
+        ints(WIDTH),
+        ints(SLOTS, DRAFTS),
+        floats(DRAFTS, dtype=torch.float32),
+        ints(SLOTS).long(),
+        ints(ROWS + 1),
+        ints(ROWS),
+        ints(SLOTS),
+        ints(SLOTS, DRAFTS + 1),
+        ints(SLOTS).bool(),
+    )
+
+
 def record(device: torch.device | str, *, count: int) -> None:
     floats, ints = makers(device)
     record_logprobs(
@@ -187,6 +205,7 @@ CASES = {
     "record_logprobs": lambda device: record(device, count=0),
     "record_logprobs of 20": lambda device: record(device, count=20),
     "accept_coupled": accept_by_token,
+    "accept_synthetic": accept_at_rates,
     "accept_standard": lambda device: accept(accept_standard, device, full=False),
     "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),
     "accept_block": lambda device: accept(accept_block, device, full=False),

@@ -11,7 +11,7 @@ from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
-from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
+from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
 from draftgraph.runtime.speculators import create_speculator
 from draftgraph.runtime.verification import create_policy
 
@@ -81,7 +81,8 @@ def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBu
     if speculator is not None:
         speculator.allocate(state)
     cache = model.allocate_cache(shape.slots + 1, CONTEXT)
-    policy = create_policy(spec.rejection_sample_method)
+    policy = create_policy(spec)
+    policy.allocate(state)
     return RoundBuilder(model, cache, state, speculator, policy), state
 
 
@@ -89,11 +90,16 @@ def available_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.available]
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", REJECTION_SAMPLE_METHODS)
 @pytest.mark.parametrize("method", available_methods())
 def test_every_step_of_every_program_is_capture_safe(method, rule):
     depth = None if method == "none" else 5
-    spec = SpeculativeConfig(method=method, num_speculative_tokens=depth, rejection_sample_method=rule)
+    spec = SpeculativeConfig(
+        method=method,
+        num_speculative_tokens=depth,
+        rejection_sample_method=rule,
+        synthetic_acceptance_length=1.0 if rule == "synthetic" else None,
+    )
     with fake_cuda() as device:
         builder, state = fake_builder(spec, device)
         buffers = LogprobBuffers(

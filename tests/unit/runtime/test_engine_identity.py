@@ -39,6 +39,18 @@ def test_greedy_equals_transformers_in_every_bucket(tiny_model_path, reference, 
         assert sum(r.metrics.accepted_tokens for r in results) > 0, "the test would prove nothing without drafts"
 
 
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_greedy_is_greedy_under_every_rule(tiny_model_path, reference, rule):
+    spec = ngram(5, rejection_sample_method=rule)
+    with Engine.from_pretrained(
+        tiny_model_path, spec, dtype="float32", max_batch_size=2, compile=False, max_model_len=1024
+    ) as engine:
+        ids = prompts(engine.tokenizer)
+        results = engine.generate(ids, SamplingParams(max_tokens=32))
+    for prompt, result in zip(ids, results, strict=True):
+        assert list(result.token_ids) == reference(prompt, 32)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_coupled_text_depends_on_the_seed_alone(tiny_model_path, temperature):
     params = SamplingParams(temperature=temperature, top_p=0.9, seed=11, max_tokens=40, ignore_eos=True)
@@ -65,7 +77,7 @@ def test_another_seed_gives_another_text(tiny_model_path):
     assert first != other
 
 
-@pytest.mark.parametrize("method", ["standard", "coupled"])
+@pytest.mark.parametrize("method", ["standard", "block", "coupled"])
 def test_rows_do_not_disturb_each_other(tiny_model_path, method):
     """A prompt alone, and the same among others that come and go, give the same tokens."""
     spec = ngram(4, rejection_sample_method=method)

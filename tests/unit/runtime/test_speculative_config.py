@@ -284,11 +284,6 @@ class TestAvailability:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"rejection_sample_method": "block"}, r"'block' is not available.*'standard', 'coupled'"),
-            (
-                {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2},
-                r"'synthetic' is not available",
-            ),
             (
                 {"draft_sample_method": "probabilistic"},
                 r"'probabilistic' is not available.*'ngram'.*'greedy'",

@@ -1,4 +1,4 @@
-"""Standard verification gives the target's own distribution, measured through the whole engine."""
+"""Standard, block and coupled verification give the target's own distribution, measured through the whole engine."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarr
     return total.numpy()
 
 
-@pytest.mark.parametrize(("method", "options"), [*(("standard", f) for f in FILTERS), ("coupled", FILTERS[1])], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [*(("standard", f) for f in FILTERS), ("block", FILTERS[1]), ("coupled", FILTERS[1])],
+    ids=str,
+)
 def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, options, method):
     spec = {
         "method": "ngram",

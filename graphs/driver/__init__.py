@@ -1,0 +1,1 @@
+"""The graph API behind one small interface; nothing outside graphs/ touches it."""

@@ -1,0 +1,154 @@
+"""Models with random weights at the shapes of real ones: for checks and timings that need no download.
+
+The likeliest next token follows the current one in a cycle of `CYCLE` tokens unless what came before outweighs it, so
+that greedy text repeats itself, lookups hit, and now and then a run breaks off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...graphs import compile_region, eager_region
+from ...model_zoo.config import DecoderConfig
+from ...model_zoo.decoder import DecoderModel
+from ...model_zoo.placement import WeightBuilder, decoder_placements
+from ...model_zoo.registry import family_of
+from ...model_zoo.rope import RopeConfig
+
+CYCLE = 7
+
+
+def _llama(**sizes: Any) -> DecoderConfig:
+    return DecoderConfig(
+        model_type="llama",
+        norm_eps=1e-5,
+        attention_scale=sizes["head_dim"] ** -0.5,
+        max_position_embeddings=8192,
+        rope=(("full_attention", RopeConfig(dim=sizes["head_dim"], theta=500_000.0)),),
+        layer_types=("full_attention",) * sizes["num_layers"],
+        **sizes,
+    )
+
+
+SHAPES: dict[str, DecoderConfig] = {
+    "tiny": _llama(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+    ),
+    "1B": _llama(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=64,
+    ),
+    "8B": _llama(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    ),
+}
+"""Llama-like shapes by name: those of Llama 3.2 1B and Llama 3.1 8B, heads untied, and a tiny one."""
+
+
+def random_model(
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    compile: bool,
+    max_positions: int,
+    same_everywhere: bool = True,
+) -> DecoderModel:
+    """A decoder whose weights are drawn from a fixed seed.
+
+    Args:
+        config: the shape.
+        dtype: of the weights.
+        device: where they go.
+        compile: compile its regions.
+        max_positions: the longest context that will be used.
+        same_everywhere: draw on the CPU, so that every device gets the same weights; False draws on `device`, which
+            takes a GPU a moment where a CPU needs minutes.
+    """
+    source = torch.device("cpu") if same_everywhere else device
+    placements = decoder_placements(config, family_of({"model_type": config.model_type}).layer_norms)
+    builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))
+    generator = torch.Generator(source).manual_seed(0)
+
+    def normal(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=source)
+
+    embedding = normal((config.vocab_size, config.hidden_size))
+    token = torch.arange(config.vocab_size, device=source)
+    following = (token // CYCLE * CYCLE + (token + 1) % CYCLE).clamp(max=config.vocab_size - 1)
+    for name, placement in placements.items():
+        if name == "model.embed_tokens.weight":
+            value = embedding
+        elif name == "lm_head.weight":
+            value = 0.02 * normal(placement.shape)
+            value[following] += 0.02 * embedding
+        elif len(placement.shape) == 1:
+            value = torch.ones(placement.shape, device=source)
+        else:
+            value = normal(placement.shape) * (0.7 / placement.shape[-1] ** 0.5)
+        builder.add(name, value.to(dtype))
+    return DecoderModel(
+        config,
+        builder.build(),
+        max_positions=max_positions,
+        compile_region=compile_region if compile else eager_region,
+    )
+
+
+def number_tokenizer(vocab_size: int) -> Any:
+    """A tokenizer whose tokens are the words t0, t1, ...; token 0 is the unknown word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{index}": index for index in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0")
+
+
+def random_engine(shape: str, model: DecoderModel | None = None, **options: Any) -> Any:
+    """An `Engine` on a random model.
+
+    Args:
+        shape: a name of `SHAPES`.
+        model: one that `random_model` made, to share its weights between engines; None makes one.
+        options: of `EngineConfig`; `speculative` is a `SpeculativeConfig`, `max_model_len` must be given.
+    """
+    from ...runtime.engine import Engine
+    from ...runtime.engine_config import EngineConfig
+    from ...runtime.loading import LoadedModel, build_core
+
+    settings = EngineConfig(**options)
+    config = dataclasses.replace(SHAPES[shape], eos_token_ids=())
+    assert settings.max_model_len is not None
+    if model is None:
+        model = random_model(
+            config,
+            dtype=settings.torch_dtype,
+            device=settings.torch_device,
+            compile=settings.compile,
+            max_positions=settings.max_model_len,
+        )
+    target = LoadedModel(Path(shape), config, model, number_tokenizer(config.vocab_size), settings.max_model_len)
+    return Engine(target, build_core(target, settings), settings)

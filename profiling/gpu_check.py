@@ -1,0 +1,250 @@
+"""Checks a machine's device from end to end and writes what it found: `python -m draftgraph.profiling.gpu_check DIR`.
+
+In order of what one wants to know first, within a time limit (8 minutes by default): what the machine is, the gpu
+test tier, the identity of every executor's tokens with the CPU's, what loops and launches cost, how fast models at
+the shapes of real ones decode, and the ops' times against their floors. DIR gets `gpu_check.json` and `gpu_check.md`,
+written anew after each section, so that a run that is cut short keeps what it had.
+
+On a machine without a GPU it runs the same sections on the CPU, smaller, which keeps it working.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .checks import page
+
+LIMIT_MINUTES = 8.0
+_REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Section:
+    """What one part of the check has given so far."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """In types that JSON has."""
+        return {"rows": self.rows, "text": self.text, "error": self.error, "seconds": self.seconds}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the sections are told."""
+
+    device: torch.device
+    executors: tuple[str, ...]
+    """Those that work here, best first."""
+    deadline: float
+    """On `time.monotonic`."""
+    small: bool
+    """Sizes for a machine without a GPU."""
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.deadline - time.monotonic()
+
+
+def environment(check: Check, section: Section) -> None:
+    """Versions, device, driver, executors."""
+    from ..runtime.doctor import report
+
+    facts = report()
+    section.text = json.dumps(facts, indent=1)
+    section.rows = facts["executors"]
+
+
+def gpu_tests(check: Check, section: Section) -> None:
+    """The gpu test tier, in a process of its own."""
+    tests = _REPOSITORY / "tests" / "gpu"
+    if not tests.is_dir():
+        section.text = f"left out: there is no {tests}; run the check from a clone"
+        return
+    _pytest(check, section, [str(tests), "-q", "--no-header"], share=0.5)
+
+
+def identity(check: Check, section: Section) -> None:
+    """Every executor's tokens against the CPU's."""
+    from .checks.identity import check_identities
+
+    shapes = ("tiny",) if check.small else ("tiny", "1B")
+    for result in check_identities(check.device, check.executors, shapes=shapes):
+        section.rows.append(result.to_dict())
+        if check.left < 0:
+            section.error = "no time was left for the rest"
+            return
+
+
+def loops(check: Check, section: Section) -> None:
+    """Empty rounds and graphs of many nodes, by executor."""
+    from ..graphs import choose_executor
+    from .checks.loop_costs import launch_costs, loop_costs
+
+    for name in check.executors:
+        executor = choose_executor(name, check.device)
+        section.rows += [cost.to_dict() for cost in loop_costs(executor, check.device, 100 if check.small else 1000)]
+    lines = []
+    for name in check.executors:
+        sizes = (1, 10) if check.small else (1, 10, 100, 1000)
+        for cost in launch_costs(choose_executor(name, check.device), check.device, sizes):
+            lines.append(
+                f"{cost.executor}: a launch of {cost.kernels} kernels, {cost.host_microseconds:.1f} us on the host, "
+                f"{cost.total_microseconds:.1f} us in all"
+            )
+    section.text = "\n".join(lines)
+
+
+def decoding(check: Check, section: Section) -> None:
+    """Tokens per second at real shapes."""
+    from .checks.decoding import decoding_speed, measure_bandwidth, shared_model
+
+    bandwidth = measure_bandwidth(check.device, 64 if check.small else 2048)
+    section.text = f"A copy moves {bandwidth / 1e9:.0f} GB/s."
+    dtype = torch.float32 if check.small else torch.bfloat16
+    for shape in ("tiny",) if check.small else ("1B", "8B"):
+        model = shared_model(shape, check.device, dtype, compile=not check.small)
+        for method, drafts in (("none", 0), ("ngram", 7)):
+            for executor in check.executors:
+                if check.left < 0:
+                    section.error = "no time was left for the rest"
+                    return
+                speed = decoding_speed(shape, model, method, drafts, executor, bandwidth, 32 if check.small else 256)
+                section.rows.append(speed.to_dict())
+        del model
+
+
+def ops(check: Check, section: Section) -> None:
+    """Every op's time against its floor."""
+    tests = _REPOSITORY / "tests" / "bench" / "test_ops.py"
+    if check.small or not tests.is_file():
+        section.text = "left out: needs a GPU and a clone"
+        return
+    _pytest(check, section, [str(tests), "-q", "--no-header", "-s", "--benchmark-enable"], share=0.9)
+
+
+SECTIONS: dict[str, Callable[[Check, Section], None]] = {
+    "environment": environment,
+    "gpu tests": gpu_tests,
+    "identity": identity,
+    "loops": loops,
+    "decoding": decoding,
+    "ops": ops,
+}
+"""By name, in the order in which they run."""
+
+
+def _pytest(check: Check, section: Section, arguments: list[str], share: float) -> None:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    try:
+        run = subprocess.run(
+            command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=max(10.0, share * check.left)
+        )
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+        section.text = output.decode(errors="replace") if isinstance(output, bytes) else output
+        section.error = f"ran past {expired.timeout:.0f} s"
+        return
+    section.text = run.stdout[-20_000:] + run.stderr[-4_000:]
+    if run.returncode not in (0, 5):  # 5: no test was collected, as where all are skipped at import
+        section.error = f"pytest ended with status {run.returncode}"
+
+
+def working_executors(device: torch.device) -> tuple[str, ...]:
+    """The executors that the ladder offers on `device`, best first."""
+    from ..graphs.executors import available_executors
+
+    return tuple(status.name for status in available_executors(device) if status.available)
+
+
+def run_sections(
+    check: Check, names: list[str], save: Callable[[dict[str, Section], list[str]], None]
+) -> Iterator[str]:
+    """Runs sections until the time is up; yields a line on each.
+
+    Args:
+        check: what they are told.
+        names: of `SECTIONS`.
+        save: called after each with what there is, and with the names left out so far.
+    """
+    done: dict[str, Section] = {}
+    for index, name in enumerate(names):
+        if check.left <= 0:
+            save(done, names[index:])
+            yield f"left out, no time was left: {', '.join(names[index:])}"
+            return
+        section = done[name] = Section()
+        start = time.monotonic()
+        try:
+            SECTIONS[name](check, section)
+        except Exception as problem:  # the others still run, and the page shows it
+            section.error = f"{type(problem).__name__}: {problem}"
+        section.seconds = time.monotonic() - start
+        save(done, [])
+        failed = sum(row.get("passed") is False for row in section.rows)
+        state = section.error or (f"{failed} of {len(section.rows)} failed" if failed else "ok")
+        yield f"{name}: {state} ({section.seconds:.1f} s)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; its result is the process's exit status: 0 when nothing failed."""
+    parser = argparse.ArgumentParser(prog="python -m draftgraph.profiling.gpu_check", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where gpu_check.json and gpu_check.md go")
+    parser.add_argument("--minutes", type=float, default=LIMIT_MINUTES, help="the time limit (default: %(default)s)")
+    parser.add_argument("--device", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--only", metavar="NAME", action="append", choices=list(SECTIONS), help="run this section only")
+    options = parser.parse_args(arguments)
+    if not options.minutes > 0:
+        parser.error(f"--minutes must be positive, got {options.minutes}")
+    if options.device not in (None, "cuda", "cpu"):
+        parser.error(f"--device must be cuda or cpu, got {options.device!r}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device here")
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    directory: Path = options.directory
+    directory.mkdir(parents=True, exist_ok=True)
+
+    from ..runtime.doctor import package_version
+
+    check = Check(device, working_executors(device), time.monotonic() + 60 * options.minutes, device.type == "cpu")
+    report: dict[str, Any] = {
+        "version": package_version("draftgraph"),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
+
+    def save(done: dict[str, Section], left_out: list[str]) -> None:
+        report["sections"] = {name: section.to_dict() for name, section in done.items()}
+        report["left_out"] = left_out
+        (directory / "gpu_check.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        (directory / "gpu_check.md").write_text(page.render(report), encoding="utf-8")
+
+    print(f"checking {report['device']} with executors {', '.join(check.executors)}", flush=True)
+    for line in run_sections(check, options.only or list(SECTIONS), save):
+        print(line, flush=True)
+    print(f"wrote {directory / 'gpu_check.md'}")
+    sections = report["sections"].values()
+    good = not report["left_out"] and all(
+        not s["error"] and all(row.get("passed") is not False for row in s["rows"]) for s in sections
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
