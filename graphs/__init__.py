@@ -5,7 +5,7 @@ from .compile import compile_region, eager_region
 from .executors import Executor, ExecutorStatus, available_executors, choose_executor
 from .host_executor import HostExecutor
 from .mailbox import Delivery, Mailbox
-from .program import Node, Program, Sequence, Step, Switch, While
+from .program import Node, Program, Sequence, Step, Switch, While, map_steps
 from .state import DecodeState, StateShape
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "compile_region",
     "eager_region",
     "exact_widths",
+    "map_steps",
     "prefill_widths",
     "verify_widths",
 ]

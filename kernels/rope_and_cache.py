@@ -116,7 +116,7 @@ def _store(target, x, mask, scale, kind):  # type: ignore[no-untyped-def]
         tl.store(target, encode_e4m3(x / scale), mask=mask)
 
 
-@jit
+@jit(unspecialized=["context"])
 def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     qkv,
     q_norm,
@@ -316,7 +316,7 @@ def rope_and_cache_triton(
 
 def kernel_specs() -> list[KernelSpec]:
     """Each element type, and what a family may turn on: head norms, partial and interleaved rotation, float8."""
-    sixteens = ["context", "qkv_stride", "key_slot_stride", "key_head_stride", "key_stride"]
+    sixteens = ["qkv_stride", "key_slot_stride", "key_head_stride", "key_stride"]
     sixteens += ["value_slot_stride", "value_head_stride", "value_stride"]
 
     def spec(
@@ -325,7 +325,9 @@ def kernel_specs() -> list[KernelSpec]:
         float8 = changes.pop("float8", False)
         cache = "*u8" if float8 else f"*{kind}"
         arguments = dict.fromkeys(["positions", "slots", "rows", "cu_tokens", "base"], "*i32")
-        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32"} | dict.fromkeys(sixteens, "i32:16")
+        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32", "context": "i32"} | dict.fromkeys(
+            sixteens, "i32:16"
+        )
         arguments |= {"qkv": f"*{kind}", "output": f"*{kind}", "key_cache": cache, "value_cache": cache}
         constants: dict[str, Any] = {"UNIT_OFFSET": False, "INTERLEAVED": False, "NUM_HEADS": 32, "NUM_KV_HEADS": 8}
         optional: list[tuple[str, bool, str]] = [("q_norm", norm, f"*{kind}"), ("k_norm", norm, f"*{kind}")]
