@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 from ...graphs import Program, Step, Switch, While
 from ...graphs.capture_guard import CaptureError, check_step, fake_cuda
 from ...graphs.program import Node, Sequence
+from ...kernels.launch_recorder import record_launches
 from ...model_zoo.decoder import DecoderWeights, LayerWeights
 from ...profiling.floor import RoundShape
 from ..engine import Engine
 from ..models import cached_model, model_source
 from ..sampling_params import SamplingParams
-from ..speculative_config import AVAILABLE_REJECTION_SAMPLE_METHODS, SpeculativeConfig
+from ..speculative_config import SpeculativeConfig
 from .fixed_model import PROMPT, fixed_engine, fixed_weights
 from .rig import make_rig
 
@@ -26,6 +27,8 @@ DRAFTS = 4
 TOKENS = 96
 """Of the answer of the fixed model."""
 BUCKETS = (1, 4)
+RULES = ("standard", "block", "coupled")
+_ALLOCATIONS = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear")
 _SMOLLM2 = "smollm2-135m"
 _SMOLLM2_TOKENS = 32
@@ -52,8 +55,7 @@ def program_counts() -> dict[str, int]:
 def _speculations() -> list[SpeculativeConfig]:
     """Plain decoding, and n-gram drafts under every rule of verification."""
     drafted = [
-        SpeculativeConfig(method="ngram", num_speculative_tokens=DRAFTS, rejection_sample_method=rule)
-        for rule in AVAILABLE_REJECTION_SAMPLE_METHODS
+        SpeculativeConfig(method="ngram", num_speculative_tokens=DRAFTS, rejection_sample_method=rule) for rule in RULES
     ]
     return [SpeculativeConfig(), *drafted]
 
@@ -110,12 +112,12 @@ def _nodes(node: Node) -> int:
             return 1
 
 
-class _KernelCounter(TorchDispatchMode):
-    """Counts the ops that write memory: on a device each is a kernel at least, while views and sizes are free."""
+class _TorchKernels(TorchDispatchMode):
+    """Counts torch's ops that write memory: each is a kernel, while views and allocations launch nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels = 0
+        self.count = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -123,8 +125,8 @@ class _KernelCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         given = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if func._schema.is_mutable or any(_memory(leaf) not in given for leaf in made):
-            self.kernels += 1
+        writes = func._schema.is_mutable or any(_memory(leaf) not in given for leaf in made)
+        self.count += writes and func._schema.name not in _ALLOCATIONS
         return result
 
 
@@ -133,10 +135,14 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def kernels_of(step: Step, program: Program) -> int:
-    """Ops of one step that write memory. Call it inside `fake_cuda`."""
-    with torch.inference_mode(), _KernelCounter() as counter:
+    """Kernels that one step launches on a GPU: those of our ops, recorded, and one for each of torch's ops that writes.
+
+    Uncompiled; in a compiled region fewer of torch's are left. Call it inside `fake_cuda`. Raises `RuntimeError` where
+    Triton is absent.
+    """
+    with torch.inference_mode(), _TorchKernels() as torch_kernels, record_launches() as launches:
         step.fn(program.state)
-    return counter.kernels
+    return torch_kernels.count + len(launches)
 
 
 def region_counts() -> dict[str, int]:

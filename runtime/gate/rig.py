@@ -96,7 +96,8 @@ def make_rig(
     if speculator is not None:
         speculator.allocate(state)
     cache = model.allocate_cache(bucket + 1, CONTEXT)
-    policy = create_policy(speculation.rejection_sample_method)
+    policy = create_policy(speculation)
+    policy.allocate(state)
     builder = RoundBuilder(model, cache, state, speculator, policy)
     prefill = builder.prefill(bucket_for(len(PROMPT) - 1, prefill_widths(False)))
     return Rig(builder.round(bucket, widths), prefill, state)

@@ -72,7 +72,7 @@ def test_least_bytes_of_every_step():
 def test_the_fixed_answer_and_its_rounds():
     found = answer_counts()
     assert found["fixed model, plain: rounds"] == gate_counts.TOKENS
-    for rule in ("standard", "coupled"):
+    for rule in gate_counts.RULES:
         label = f"fixed model, ngram 4 {rule}"
         assert found[f"{label}: tokens unlike plain decoding's"] == 0
         rounds, verified, accepted = (
