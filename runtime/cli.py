@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `fetch`, `doctor` and `gate`."""
+"""The command line: `draftgraph demo`, `generate`, `fetch`, `doctor`, `plan` and `gate`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .cli_doctor import doctor
 from .cli_fetch import fetch
 from .cli_gate import gate
 from .cli_generate import generate
+from .cli_plan import plan
 
 app = typer.Typer(
     name="draftgraph",
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, fetch, doctor, gate):
+for command in (demo, generate, fetch, doctor, plan, gate):
     app.command()(command)
 
 
