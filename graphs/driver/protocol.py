@@ -74,6 +74,9 @@ class SetWhile:
     flag: torch.Tensor
     """bool [1], on the device."""
 
+    def __post_init__(self) -> None:
+        _require_one("SetWhile flag", self.flag, torch.bool)
+
 
 @dataclass(frozen=True)
 class SetSwitch:
@@ -83,6 +86,11 @@ class SetSwitch:
     index: torch.Tensor
     """int32 [1], on the device."""
     branches: int
+
+    def __post_init__(self) -> None:
+        _require_one("SetSwitch index", self.index, torch.int32)
+        if self.branches < 1:
+            raise ValueError(f"SetSwitch branches must be at least 1, got {self.branches}")
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,18 @@ class SetIf:
     """int32 [1], on the device."""
     branch: int
 
+    def __post_init__(self) -> None:
+        _require_one("SetIf index", self.index, torch.int32)
+        if self.branch < 0:
+            raise ValueError(f"SetIf branch must be at least 0, got {self.branch}")
+
 
 @dataclass(frozen=True)
 class Publish:
     """A kernel: tells the host how a loop stands, in one word that it stores with release order at system scope.
 
-    word = (round number << 32) | (index & 0x7FFFFFFF) << 1 | flag, and the round number goes up by one.
+    The round number goes up by one, then word = (round number << 32) | (index & 0x7FFFFFFF) << 1 | flag; of the round
+    number the low 32 bits are left. So the first word that a new `count` gives has round number 1.
     """
 
     flag: torch.Tensor
@@ -109,11 +123,30 @@ class Publish:
     count: torch.Tensor
     """int64 [1], on the device: the round number, kept from one launch to the next."""
     word: torch.Tensor
-    """int64 [1]: the device's view of memory that the host polls."""
+    """int64 [1]: the device's view of memory that the host polls: device memory, or pinned memory of the host."""
+
+    def __post_init__(self) -> None:
+        _require_one("Publish flag", self.flag, torch.bool)
+        if self.index is not None:
+            _require_one("Publish index", self.index, torch.int32)
+        _require_one("Publish count", self.count, torch.int64)
+        _require_one("Publish word", self.word, torch.int64)
 
 
-Kernel: TypeAlias = SetWhile | SetSwitch | SetIf | Publish
+@dataclass(frozen=True)
+class NoOp:
+    """A kernel that does nothing, for a body that would be empty: drivers before r570 hang on those."""
+
+
+SetKernel: TypeAlias = SetWhile | SetSwitch | SetIf
+"""The kernels that set a handle."""
+Kernel: TypeAlias = SetWhile | SetSwitch | SetIf | Publish | NoOp
 """The kernels that graphs/ brings along; each runs as a single thread."""
+
+
+def _require_one(what: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.numel() != 1 or tensor.dtype != dtype:
+        raise ValueError(f"{what} must be a tensor of one {dtype}, got {tensor.dtype} {list(tensor.shape)}")
 
 
 class GraphError(RuntimeError):
@@ -134,7 +167,10 @@ class GraphDriver(Protocol):
         """A conditional handle, for one node of `graph` or of a body inside it; `default` when a launch starts."""
 
     def add_child(self, graph: Graph, child: Graph, after: Sequence[Node]) -> Node:
-        """Adds `child`, which the driver clones; what it was captured from must be kept alive."""
+        """Adds `child`, which the driver clones; what it was captured from must be kept alive.
+
+        The CUDA driver also takes a `torch.cuda.CUDAGraph` that keeps its graph, and then keeps it alive itself.
+        """
 
     def add_conditional(
         self, graph: Graph, kind: ConditionalKind, handle: Handle, bodies: int, after: Sequence[Node]
@@ -154,4 +190,7 @@ class GraphDriver(Protocol):
         """Moves an executable to the device ahead of its first launch."""
 
     def launch(self, executable: Executable, stream: Any) -> None:
-        """Launches; returns at once."""
+        """Launches; returns at once. `stream` is a `torch.cuda.Stream` or the address of one."""
+
+    def destroy(self, executable: Executable) -> None:
+        """Frees an executable once its last launch is over. So does dropping it; doing both is allowed."""
