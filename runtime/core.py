@@ -9,9 +9,21 @@ from dataclasses import dataclass
 
 import torch
 
-from ..graphs import CaptureReport, DecodeState, Executor, HostReader, Mailbox, Program, bucket_for, upload
+from ..graphs import (
+    CaptureReport,
+    DecodeState,
+    Executor,
+    HostExecutor,
+    HostReader,
+    Mailbox,
+    Program,
+    bucket_for,
+    upload,
+)
 from ..graphs.buckets import chunk_width
 from ..graphs.state import FINISH_ERROR
+from ..profiling.floor import RoundShape, StepCost
+from ..profiling.observer import Observer, Observers
 from .interrupts import deferred_interrupt
 from .outputs import FinishReason
 from .request import Phase, Request
@@ -83,6 +95,9 @@ class EngineCore:
         """Slots of requests that the host ended, which the device may not know yet."""
         self._unclean: list[int] = []
         """Slots whose KV must be cleared before another request gets them."""
+        self._own_executor = executor
+        self._observers: list[tuple[Observer, bool]] = []
+        self._observer = Observer()
 
     @property
     def busy(self) -> bool:
@@ -148,7 +163,51 @@ class EngineCore:
     @property
     def capture_report(self) -> CaptureReport:
         """Which graphs were captured so far."""
-        return self._executor.report
+        return self._own_executor.report
+
+    def propose_cost(self, shape: RoundShape) -> StepCost | None:
+        """The least that drafting costs in a round; None for plain decoding."""
+        return None if self._speculator is None else self._speculator.propose_cost(shape)
+
+    def attach(self, observer: Observer, *, on_host: bool) -> None:
+        """Lets `observer` see the requests from now on, and what the host executor runs.
+
+        Args:
+            observer: told first of the requests under way.
+            on_host: run the programs through a host executor meanwhile, whatever executor the engine has, so that
+                the observer sees their steps.
+
+        Raises `ValueError` for an observer that is attached already.
+        """
+        if any(observer is attached for attached, _ in self._observers):
+            raise ValueError("this observer is attached to the engine already; one may be attached once at a time")
+        self._observers.append((observer, on_host))
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_started(request.number, len(request.prompt_ids))
+            if request.phase is Phase.DECODE:
+                observer.request_decoding(request.number)
+
+    def detach(self, observer: Observer) -> None:
+        """Ends what `attach` began; to the observer, requests under way end here."""
+        self._observers = [entry for entry in self._observers if entry[0] is not observer]
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_finished(request.number)
+
+    def _apply_observers(self) -> None:
+        self._leave_loop()
+        observers = [observer for observer, _ in self._observers]
+        # None, not an observer that sees nothing: then a round does no more than without this feature.
+        observer = None if not observers else observers[0] if len(observers) == 1 else Observers(*observers)
+        self._observer = observer or Observer()
+        self._executor = self._own_executor
+        if isinstance(self._own_executor, HostExecutor):
+            self._own_executor.observer = observer
+        elif any(on_host for _, on_host in self._observers):
+            self._executor = HostExecutor(observer)
 
     def programs(self) -> Iterator[Program]:
         """Every program that ordinary requests run, built on demand; the largest first, as capture wants them."""
@@ -179,6 +238,7 @@ class EngineCore:
         self._mailbox.open(slot)
         if self._speculator is not None:
             self._speculator.admit(slot)
+        self._observer.request_started(request.number, len(request.prompt_ids))
 
     def _prefill_chunk(self) -> None:
         request = self._scheduler.next_to_prefill()
@@ -195,6 +255,7 @@ class EngineCore:
     def _start(self, request: Request) -> None:
         self.state.finished[request.slot] = False
         self._scheduler.start(request)
+        self._observer.request_decoding(request.number)
 
     def _finish(
         self, request: Request, reason: FinishReason, *, error: str | None = None, by_device: bool = False
@@ -215,6 +276,8 @@ class EngineCore:
             if request.slot >= 0:
                 self._unclean.append(request.slot)
         self._scheduler.finish(request, cached)
+        if request.slot >= 0:
+            self._observer.request_finished(request.number)
 
     # Rounds
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from ...graphs import DecodeState
+from ...profiling.floor import RoundShape, StepCost
 
 
 class BaseSpeculator(ABC):
@@ -36,3 +37,7 @@ class BaseSpeculator(ABC):
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Forgets what `slot` held: a new request begins there."""
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """The least that `propose` must move and compute in a round; here, the writing of its drafts."""
+        return StepCost(bytes_written=shape.rows * (shape.num_drafts + 1) * 4)
