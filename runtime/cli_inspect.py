@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .cli_support import DebugOption, readable_errors, standard_output
 from .errors import ConfigError
@@ -43,7 +43,7 @@ def inspect(
 
 def _show(console: Console, report: dict[str, Any]) -> None:
     sides = report["target"], report["draft"]
-    table = Table("", "target", "draft", title="vocabularies")
+    table = Table(Column(no_wrap=True), "target", "draft", title="vocabularies")
     for label, key in (("model", "name"), ("notation", "notation")):
         table.add_row(label, *(str(side[key]) for side in sides))
     for label, key in (("tokens", "tokens"), ("tokens that both have", "shared")):
