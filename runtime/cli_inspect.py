@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from .cli_support import DebugOption, readable_errors, standard_output
 from .errors import ConfigError
@@ -43,15 +43,13 @@ def inspect(
 
 def _show(console: Console, report: dict[str, Any]) -> None:
     sides = report["target"], report["draft"]
-    table = Table(Column(no_wrap=True), "target", "draft", title="vocabularies")
-    for label, key in (("model", "name"), ("notation", "notation")):
-        table.add_row(label, *(str(side[key]) for side in sides))
+    for label, side in zip(("target", "draft"), sides, strict=True):
+        console.print(f"{label}: {side['name']}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("", "target", "draft", title="vocabularies")
+    table.add_row("notation", *(side["notation"] for side in sides))
     for label, key in (("tokens", "tokens"), ("tokens that both have", "shared")):
         table.add_row(label, *(f"{side[key]:,}" for side in sides))
-    for label, key in (
-        ("share of the tokens", "shared_of_tokens"),
-        ("share by frequency in the text", "shared_of_text"),
-    ):
+    for label, key in (("share of the tokens", "shared_of_tokens"), ("share of the text", "shared_of_text")):
         table.add_row(label, *(f"{side[key]:.1%}" for side in sides))
     console.print(table)
     console.print(
