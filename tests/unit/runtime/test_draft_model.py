@@ -120,6 +120,7 @@ def test_the_end_of_the_context(tiny_model_path, draft_path, reference):
         assert result.finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_exact_and_compiled_give_the_same(tiny_model_path, draft_path):
     outputs = []
     for spec, options in (
