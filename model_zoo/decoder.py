@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..kernels.embed_tokens import embed_tokens
 from ..kernels.linear import linear
+from ..kernels.project_logits import project_logits
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rope_and_cache import rope_and_cache
 from ..kernels.window import Window
@@ -173,14 +175,6 @@ def decoder_layer(
     return hidden + update
 
 
-def head(hidden: torch.Tensor, weight: torch.Tensor, soft_cap: float) -> torch.Tensor:
-    """Logits, [W, hidden] to [W, vocab]; with a soft cap, `cap * tanh(logits / cap)`."""
-    logits = linear(hidden, weight)
-    if soft_cap == 0.0:
-        return logits
-    return torch.tanh(logits / soft_cap) * soft_cap
-
-
 class DecoderModel:
     """A decoder: weights, rotary tables, and the compiled functions."""
 
@@ -217,7 +211,6 @@ class DecoderModel:
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
-        self._head = compile_region(head)
 
     def _layer_constants(self, layer: int) -> LayerConstants:
         config = self.config
@@ -266,9 +259,7 @@ class DecoderModel:
         Returns:
             The final norm's output, and one [W, hidden] per entry of `aux_layers`.
         """
-        hidden = F.embedding(window.tokens, self.weights.embedding)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
+        hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
         states = {0: hidden}
         keys, values = cache.key.unbind(0), cache.value.unbind(0)
         for index, weights in enumerate(self.weights.layers):
@@ -289,6 +280,9 @@ class DecoderModel:
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied."""
-        return self._head(hidden, self.weights.head, self.config.final_soft_cap)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied; into `out` if it is given."""
+        if out is None:
+            out = hidden.new_empty((hidden.shape[0], self.config.vocab_size))
+        project_logits(hidden, self.weights.head, self.config.final_soft_cap, out)
+        return out

@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `fetch`, `inspect` and `doctor`."""
+"""The command line: `draftgraph demo`, `generate`, `profile`, `fetch`, `inspect` and `doctor`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .cli_doctor import doctor
 from .cli_fetch import fetch
 from .cli_generate import generate
 from .cli_inspect import inspect
+from .cli_profile import profile
 
 app = typer.Typer(
     name="draftgraph",
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, fetch, inspect, doctor):
+for command in (demo, generate, profile, fetch, inspect, doctor):
     app.command()(command)
 
 

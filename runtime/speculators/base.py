@@ -9,6 +9,7 @@ import torch
 
 from ...graphs import DecodeState
 from ...kernels.window import Window
+from ...profiling.floor import RoundShape, StepCost
 
 
 class BaseSpeculator(ABC):
@@ -20,6 +21,9 @@ class BaseSpeculator(ABC):
     A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the
     target's and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what
     was committed since it last ran, and `unseen` says how much of that may be missing when a request ends.
+
+    `propose` may run again on the same committed tokens, and then makes the same drafts. A whole round may run after
+    `state.running` became false, whose outcome is dropped: `commit` must then leave what the method keeps as it is.
     """
 
     name: ClassVar[str]
@@ -56,3 +60,7 @@ class BaseSpeculator(ABC):
 
     def clear(self, slot: int) -> None:  # noqa: B027
         """Overwrites what `slot` holds, since it may not be finite."""
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """The least that `propose` must move and compute in a round; here, the writing of its drafts."""
+        return StepCost(bytes_written=shape.rows * (shape.num_drafts + 1) * 4)

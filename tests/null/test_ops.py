@@ -15,7 +15,9 @@ from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.draft_argmax import draft_argmax
 from draftgraph.kernels.draft_distribution import draft_distribution
+from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
@@ -216,7 +218,20 @@ def keep_distribution(device: torch.device | str) -> None:
     )
 
 
+def embed(device: torch.device | str) -> torch.Tensor:
+    floats, ints = makers(device)
+    return embed_tokens(ints(WIDTH), floats(VOCAB, SIZE), 5.5)
+
+
+def project(device: torch.device | str, *, cap: float) -> None:
+    floats, _ = makers(device)
+    project_logits(floats(WIDTH, SIZE), floats(VOCAB, SIZE), cap, floats(WIDTH, VOCAB))
+
+
 CASES = {
+    "embed_tokens": embed,
+    "project_logits": lambda device: project(device, cap=0.0),
+    "project_logits, soft cap": lambda device: project(device, cap=30.0),
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
     "window_attention, float8": lambda device: attend(device, tree=False, float8=True),
