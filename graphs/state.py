@@ -37,11 +37,11 @@ class StateShape:
     """The most token positions of one verify."""
     max_stop_tokens: int = 8
     """Stop tokens of one row."""
-    keeps_draft_probs: bool = False
-    """Whether drafts are sampled and verification needs the distributions that they were sampled from."""
     ring: int = 0
     """Tokens that the output ring of a row holds until the host takes them, K + 1 at least; 0 stands for the
     context. A row whose ring could not hold another round's tokens ends the loop of rounds."""
+    keeps_draft_probs: bool = False
+    """Whether drafts are sampled and verification needs the distributions that they were sampled from."""
 
     def __post_init__(self) -> None:
         if self.ring == 0:

@@ -31,7 +31,7 @@ from .core import CorePlan, EngineCore
 from .draft_loading import DraftSource, LoadedDraft, check_draft, find_draft
 from .engine_config import EngineConfig
 from .errors import ConfigError
-from .head_loading import LoadedHead, check_head, find_head
+from .head_loading import HeadSource, LoadedHead, check_head, find_head
 from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
@@ -62,10 +62,33 @@ class LoadedModel:
     """With the number of drafts that the checkpoint gives, where the user gives none; None: as it was configured."""
 
 
-def load_target(
-    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
-) -> LoadedModel:
-    """Resolves, checks and loads a target model and its drafter, cheapest checks first."""
+def check_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[Path, DecoderConfig, int]:
+    """Resolves a target model and checks it against the settings, cheapest checks first; no weight is read.
+
+    Returns:
+        Its local directory, its config, and the most tokens of a sequence.
+    """
+    found = _find_models(name, config, progress)
+    return found.path, found.config, found.max_model_len
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A target model and its drafter that fit each other and the settings, before any weight is read."""
+
+    path: Path
+    config: DecoderConfig
+    max_model_len: int
+    speculative: SpeculativeConfig
+    draft: DraftSource | None
+    head: HeadSource | None
+    target_states: tuple[int, ...]
+
+
+def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None) -> _Found:
+    """Resolves and checks a target model and its drafter, cheapest checks first."""
     config.speculative.require_available()
     _check_executor(config)
     if config.exact:
@@ -87,8 +110,17 @@ def load_target(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
         )
-    tokenizer = load_tokenizer(path)
-    mapping = None if draft is None else check_draft(draft, path, decoder, speculative)
+    return _Found(path, decoder, max_model_len, speculative, draft, head, target_states)
+
+
+def load_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> LoadedModel:
+    """Resolves, checks and loads a target model and its drafter."""
+    found = _find_models(name, config, progress)
+    draft, head, max_model_len = found.draft, found.head, found.max_model_len
+    tokenizer = load_tokenizer(found.path)
+    mapping = None if draft is None else check_draft(draft, found.path, found.config, found.speculative)
     region = compile_region if config.compile else eager_region
 
     def load(directory: Path) -> DecoderModel:
@@ -101,13 +133,15 @@ def load_target(
             progress=progress,
         )
 
-    model = load(path)
+    model = load(found.path)
     loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
     loaded_head = None
     if head is not None:
         heads = load_head(head.checkpoint, model, max_positions=max_model_len, compile_region=region, progress=progress)
-        loaded_head = LoadedHead(heads, target_states)
-    return LoadedModel(path, decoder, model, tokenizer, max_model_len, loaded, loaded_head, speculative)
+        loaded_head = LoadedHead(heads, found.target_states)
+    return LoadedModel(
+        found.path, found.config, model, tokenizer, max_model_len, loaded, loaded_head, found.speculative
+    )
 
 
 def build_core(

@@ -10,6 +10,8 @@ from ...graphs import DecodeState
 from ...kernels.pack_tail import pack_tail
 from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
+from ...profiling.floor import RoundShape, StepCost, forward_cost
+from ..model_sizes import model_sizes
 from ..vocab_mapping import VocabMapping
 from .base import BaseSpeculator
 from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
@@ -109,3 +111,20 @@ class DraftModelSpeculator(BaseSpeculator):
     def clear(self, slot: int) -> None:
         """Zeroes the drafter's KV of the slot."""
         self._cache.clear(slot)
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """One forward of two tokens per row and K - 1 of one, with the logits of one token per row each."""
+        sizes, rows = model_sizes(self._model.config), shape.rows
+        dtype = self._model.dtype
+        cost = forward_cost(
+            sizes, width=_TAIL * rows, rows=rows, window=_TAIL, context=shape.context - 1, dtype=dtype, head=False
+        )
+        head = StepCost(
+            bytes_read=sizes.head * dtype.itemsize,
+            bytes_written=rows * sizes.vocab_size * dtype.itemsize,
+            operations=2 * rows * sizes.head,
+            dtype=dtype,
+        )
+        step = forward_cost(sizes, width=rows, rows=rows, window=1, context=shape.context, dtype=dtype, head=False)
+        depth = self.num_speculative_tokens
+        return cost + step.times(depth - 1) + head.times(depth)

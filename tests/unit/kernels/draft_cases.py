@@ -107,5 +107,6 @@ def advance_arguments(
     slots = state.slot_of_row[:bucket]
     return [
         chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, shift,
-        state.draft_tokens, state.confidence, state.draft_count, *[_ints(width) for _ in range(4)], _ints(bucket), _ints(bucket),
+        state.draft_tokens, state.confidence, state.draft_count, *[_ints(width) for _ in range(4)],
+        _ints(bucket), _ints(bucket),
     ]  # fmt: skip
