@@ -204,7 +204,7 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     tl.store(cu_tokens + 1 + every_row, ends, mask=inside)
     tl.store(base + every_row, first, mask=inside)
     tl.store(window_slot_of_row + every_row, owner, mask=inside)
-    for draft in tl.static_range(MASKS + 1):
+    for draft in range(MASKS + 1):
         place = tl.where((pairs > 0) & (draft <= masked), begins + pairs - 1 + draft, 0)
         tl.store(queries + draft * NUM_ROWS + every_row, place, mask=inside)
 
@@ -231,7 +231,7 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
         tl.store(states + at, tl.where(known, origin + offset, mask_state), mask=written)
 
 
-_CHUNK = 128
+_CHUNK = 32
 
 
 def pack_unseen_triton(

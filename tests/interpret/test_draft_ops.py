@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_cases import advance_arguments, argmax_arguments, distribution_arguments, tail_arguments
+from draft_cases import (
+    advance_arguments,
+    argmax_arguments,
+    distribution_arguments,
+    tail_arguments,
+    unseen_arguments,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_cases import assert_same_effect, refuses
@@ -14,6 +20,7 @@ from draftgraph.kernels.advance_draft import advance_draft_reference, advance_dr
 from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax_triton
 from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton
 from draftgraph.kernels.pack_tail import pack_tail_reference, pack_tail_triton
+from draftgraph.kernels.pack_unseen import pack_unseen_reference, pack_unseen_triton
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -29,6 +36,17 @@ def _small_parts(monkeypatch):
 def test_pack_tail(seed, rows, tail, mapped, spare):
     arguments = tail_arguments(seed, rows=rows, tail=tail, mapped=mapped, spare=spare)
     assert_same_effect(pack_tail_triton, pack_tail_reference, arguments)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, rows=st.sampled_from([1, 3, 14]), masks=st.integers(0, 5), spare=st.integers(0, 3))
+def test_pack_unseen(seed, rows, masks, spare):
+    arguments = unseen_arguments(seed, rows=rows, masks=masks, spare=spare)
+    assert_same_effect(pack_unseen_triton, pack_unseen_reference, arguments)
+
+
+def test_pack_unseen_of_more_tokens_than_a_chunk():
+    assert_same_effect(pack_unseen_triton, pack_unseen_reference, unseen_arguments(5, rows=14, masks=9))
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,6 +99,11 @@ def finite_logits(seed):
         (pack_tail_triton, tail_arguments, 8, lambda x: x[1:], "window_slots has shape"),
         (pack_tail_triton, tail_arguments, 10, lambda x: x[1:], "cu_tokens has shape"),
         (pack_tail_triton, tail_arguments, 12, lambda x: x[1:], "last has . entries; accepted: at least"),
+        (pack_unseen_triton, unseen_arguments, 2, lambda x: x[1:], "limit has shape"),
+        (pack_unseen_triton, unseen_arguments, 5, lambda x: x.long(), "seen has dtype int64"),
+        (pack_unseen_triton, unseen_arguments, 7, lambda x: -1, "masks is -1; accepted: 0 or more"),
+        (pack_unseen_triton, unseen_arguments, 7, lambda x: 9, "queries has . entries; accepted: at least"),
+        (pack_unseen_triton, unseen_arguments, 17, lambda x: x[1:], "states has shape"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x.double(), "logits has dtype float64"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits have no token"),
         (draft_argmax_triton, finite_logits, 1, lambda x: torch.zeros(3).bool(), r"allowed has shape \[3\]"),

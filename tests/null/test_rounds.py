@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,14 @@ from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_wi
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
 from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.draft_config import AuxLayers
+from draftgraph.model_zoo.draft_head import DraftHead
+from draftgraph.model_zoo.eagle.config import EagleConfig
+from draftgraph.model_zoo.eagle.model import EagleModel
+from draftgraph.model_zoo.eagle3.config import Eagle3Config
+from draftgraph.model_zoo.eagle3.model import Eagle3Model, Eagle3Weights
+from draftgraph.model_zoo.medusa.config import MedusaConfig
+from draftgraph.model_zoo.medusa.model import MedusaHead, MedusaModel
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
@@ -66,8 +76,69 @@ def fake_target(device: torch.device) -> DecoderModel:
     return DecoderModel(config, DecoderWeights(embedding, (layer, layer), empty(32), embedding))
 
 
-def fake_parts(spec: SpeculativeConfig, device: torch.device) -> SpeculatorParts:
+def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel:
+    """A draft head with every optional part, with no data; one that drafts in parallel if that is asked for."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=target.device)
+
+    ids = torch.zeros(20, dtype=torch.int32, device=target.device)
+    common: dict[str, Any] = {"format": "", "depth": None, "vocab_size": 50, "target_hidden_size": 32}
+    if spec.method == "medusa":
+        medusa = MedusaConfig(**common, draft_vocab_size=20, num_heads=5, num_layers=1, bias=True, mapped=True)
+        heads = MedusaHead((empty(32, 32),), (empty(32),), empty(20, 32))
+        return MedusaModel(medusa, (heads,) * 5, target_ids=ids)
+    layers = target.weights.layers
+    config = target.config
+    if spec.method == "eagle":
+        own = {"fc_bias": True, "own_embedding": False, "own_head": False}
+        eagle = EagleConfig(**common, draft_vocab_size=50, layers=config, **own)
+        first = layers[0]._replace(attention_norm=None)
+        return EagleModel(
+            eagle,
+            target,
+            embedding=target.weights.embedding,
+            fc=empty(32, 64),
+            fc_bias=empty(32),
+            layers=(first, layers[1]),
+            max_positions=CONTEXT,
+        )
+    eagle3 = Eagle3Config(
+        **common,
+        draft_vocab_size=20,
+        layers=config,
+        aux=AuxLayers(stored=(0, 1), numbering="hidden_states", source="", count=2),
+        has_fc=True,
+        fc_bias=True,
+        input_norm=True,
+        fc_norm=True,
+        norm_before_residual=True,
+        norm_output=True,
+        own_embedding=False,
+        own_head=True,
+        mask_token=3 if spec.parallel_drafting else None,
+    )
+    weights = Eagle3Weights(
+        embedding=target.weights.embedding,
+        pair_norms=empty(2, 32),
+        layers=(layers[0]._replace(attention_norm=None, qkv=empty(config.qkv_size, 64)), layers[1]),
+        final_norm=empty(32),
+        head=empty(20, 32),
+        fc=empty(32, 64),
+        fc_bias=empty(32),
+        input_norm=empty(64),
+        fc_norms=empty(2, 32),
+    )
+    mask = empty(64) if spec.parallel_drafting else None
+    return Eagle3Model(eagle3, target, weights, target_ids=ids, mask_state=mask, max_positions=CONTEXT)
+
+
+def fake_parts(spec: SpeculativeConfig, target: DecoderModel) -> SpeculatorParts:
     """What the method needs to have been loaded."""
+    device = target.device
+    if METHODS[spec.method].reads_target:
+        head = fake_head(spec, target)
+        return SpeculatorParts(head=head, target_states=head.config.states_of(target.config))
     if not METHODS[spec.method].language_model:
         return SpeculatorParts()
     ids = torch.zeros(50, dtype=torch.int32, device=device)
@@ -88,7 +159,7 @@ def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBu
     )
     model = fake_target(device)
     state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)
-    speculator = create_speculator(spec, fake_parts(spec, device))
+    speculator = create_speculator(spec, fake_parts(spec, model))
     if speculator is not None:
         speculator.allocate(state)
     cache = model.allocate_cache(shape.slots + 1, CONTEXT)
@@ -110,13 +181,24 @@ def variants() -> list[tuple[str, dict[str, object]]]:
         found.append((name, options))
         if method.samples_drafts:
             found.append((name, {**options, "draft_sample_method": "probabilistic"}))
+        if method.parallel:
+            found.append((name, {**options, "parallel_drafting": True}))
         if method.own_vocabulary:
             found.append((name, {**options, "use_heterogeneous_vocab": True}))
     return found
 
 
-@pytest.mark.parametrize("rule", REJECTION_SAMPLE_METHODS)
-@pytest.mark.parametrize(("method", "options"), variants(), ids=str)
+def cases() -> list[tuple[str, dict[str, object], str]]:
+    """Every variant with every rule; those that read the target with the rules that change what they draft."""
+    return [
+        (method, options, rule)
+        for method, options in variants()
+        for rule in REJECTION_SAMPLE_METHODS
+        if not METHODS[method].reads_target or rule in ("standard", "coupled")
+    ]
+
+
+@pytest.mark.parametrize(("method", "options", "rule"), cases(), ids=str)
 def test_every_step_of_every_program_is_capture_safe(method, options, rule):
     depth = None if method == "none" else 5
     spec = SpeculativeConfig(

@@ -34,6 +34,24 @@ def tail_arguments(seed: int, *, rows: int = 3, tail: int = 2, mapped: bool = Fa
     ]  # fmt: skip
 
 
+def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0) -> list[Any]:
+    """Of `pack_unseen`: rows with no new pair, one, and several."""
+    state, bucket = random_round(seed, rows=rows, vocab=VOCAB)
+    generator = torch.Generator().manual_seed(seed)
+    news = torch.randint(0, 4, state.length.shape, generator=generator, dtype=torch.int32)
+    state.length.clamp_(min=1)
+    seen = (state.length - 1 - news).clamp_min(0)
+    state.limit.copy_(state.length + torch.randint(0, 6, state.length.shape, generator=generator))
+    start = torch.randint(0, 50, state.length.shape, generator=generator, dtype=torch.int32)
+    width = bucket * (3 + masks) + spare
+    slots = state.slot_of_row[:bucket]
+    window = [_ints(width) for _ in range(4)]
+    return [
+        state.tokens, state.length, state.limit, state.finished, slots, seen, start, masks, 3, 77, *window,
+        _ints(bucket + 1), _ints(bucket), _ints(bucket), _ints(width), _ints(bucket * (masks + 1) + spare),
+    ]  # fmt: skip
+
+
 def argmax_arguments(
     seed: int,
     *,
