@@ -136,3 +136,20 @@ def test_drafts_equal_the_plain_mathematics_after_any_acceptance(lab, name):
                 ours, theirs, rtol=2e-3, atol=2e-3, msg=f"draft {step} after {len(tokens)} tokens"
             )
         assert drafts == [drafted(head, values) for values in expected]
+
+
+@pytest.mark.parametrize("executor", ["loop", "round worker", "loop worker"])
+@pytest.mark.parametrize("name", BRIEF)
+def test_drafts_do_not_depend_on_the_executor(lab, name, executor):
+    """Synthetic acceptance emits drafts, so the text tells them all; rows join and leave, and graphs are captured
+    in the middle of requests. An executor may run a round too many."""
+    from test_executor_identity import engine_with, make
+
+    spec = lab.spec(name, 4, rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.8, 0.6, 0.5, 0.4])
+    params = SamplingParams(max_tokens=14, ignore_eos=True, seed=5)
+    texts = []
+    for kind, limits in (("host", {}), (executor, {"ring": 11, "rounds_per_launch": 3})):
+        options = {"max_batch_size": 2, "max_model_len": 512, "batch_buckets": (1, 2), **limits}
+        with engine_with(lab.path / "target", make(kind), spec, **options) as engine:
+            texts.append([r.token_ids for r in engine.generate(lab.prompts, params)])
+    assert texts[0] == texts[1]
