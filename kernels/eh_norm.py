@@ -10,6 +10,7 @@ from .rms_norm import rms_norm
 
 def eh_norm(
     tokens: torch.Tensor,
+    rows: torch.Tensor,
     embedding: torch.Tensor,
     hidden: torch.Tensor,
     states: torch.Tensor | None = None,
@@ -22,11 +23,12 @@ def eh_norm(
 ) -> torch.Tensor:
     """Embeddings and hidden states side by side, each normalised (Li et al. 2024, arXiv 2401.15077, section 4.1).
 
-    The two are normalised as one tensor of pairs, which makes it one reduction, so that lookup, gather, zeroing, both
-    norms and the concatenation come out as one loop nest.
+    Lookup, gather, zeroing, both norms and the concatenation come out as one loop nest. It takes that both halves read
+    `rows`, which tells padding: Inductor fuses loops side by side only where they share what they read.
 
     Args:
         tokens: int32 [W].
+        rows: int32 [W], -1 in padding, where both halves are zeroed.
         embedding: [V, H].
         hidden: [N, H].
         states: int32 [W], the row of `hidden` that each token reads; None: row w is token w's, and N is W.
@@ -39,12 +41,12 @@ def eh_norm(
     Returns:
         [W, 2H], in the type of `embedding`.
     """
-    embedded = F.embedding(tokens, embedding)
-    if zero_positions is not None:
-        embedded = torch.where((zero_positions == 0)[:, None], 0.0, embedded)
-    if states is not None:
-        hidden = hidden.index_select(0, states)
-    pairs = torch.stack((hidden, embedded) if hidden_first else (embedded, hidden), 1)
+    padding = (rows < 0)[:, None]
+    blank = padding if zero_positions is None else padding | (zero_positions == 0)[:, None]
+    embedded = torch.where(blank, 0.0, F.embedding(tokens, embedding))
+    read = hidden if states is None else hidden.index_select(0, states)
+    read = torch.where(padding, 0.0, read)
+    parts = [read, embedded] if hidden_first else [embedded, read]
     if norms is not None:
-        pairs = rms_norm(pairs, norms, eps, unit_offset)
-    return pairs.flatten(1)
+        parts = [rms_norm(part, norms[side], eps, unit_offset) for side, part in enumerate(parts)]
+    return torch.cat(parts, 1)

@@ -16,6 +16,7 @@ from .config import EagleConfig
 
 def first_layer(
     tokens: torch.Tensor,
+    rows: torch.Tensor,
     embedding: torch.Tensor,
     hidden: torch.Tensor,
     states: torch.Tensor | None,
@@ -27,6 +28,7 @@ def first_layer(
 
     Args:
         tokens: int32 [W].
+        rows: int32 [W], -1 in padding.
         embedding: [V, H].
         hidden: [N, H].
         states: int32 [W] into `hidden`, or None.
@@ -37,7 +39,7 @@ def first_layer(
     Returns:
         [W, H].
     """
-    return decoder_layer(linear(eh_norm(tokens, embedding, hidden, states), fc, fc_bias), *layer)
+    return decoder_layer(linear(eh_norm(tokens, rows, embedding, hidden, states), fc, fc_bias), *layer)
 
 
 class EagleModel:
@@ -93,6 +95,7 @@ class EagleModel:
         """See `DraftHead.read_target`; `hidden` is the target's last, after its final norm."""
         hidden = self._first(
             window.tokens,
+            window.rows,
             self._embedding,
             hidden,
             states,

@@ -71,6 +71,7 @@ def combine(
 
 def first_layer(
     tokens: torch.Tensor,
+    rows: torch.Tensor,
     embedding: torch.Tensor,
     hidden: torch.Tensor,
     pair_norms: torch.Tensor,
@@ -82,6 +83,7 @@ def first_layer(
 
     Args:
         tokens: int32 [W].
+        rows: int32 [W], -1 in padding.
         embedding: [V, H].
         hidden: [W, H].
         pair_norms: [2, H].
@@ -92,7 +94,7 @@ def first_layer(
     Returns:
         [W, H].
     """
-    pairs = eh_norm(tokens, embedding, hidden, norms=pair_norms, eps=eps)
+    pairs = eh_norm(tokens, rows, embedding, hidden, norms=pair_norms, eps=eps)
     residual = pairs[:, hidden.shape[1] :] if norm_before_residual else hidden
     return decoder_layer(residual, *layer, attention_input=pairs)
 
@@ -150,6 +152,7 @@ class Eagle3Model:
         """See `DraftHead.read_own`."""
         hidden = self._first(
             window.tokens,
+            window.rows,
             self._weights.embedding,
             hidden,
             self._weights.pair_norms,
