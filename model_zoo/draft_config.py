@@ -42,7 +42,7 @@ class AuxLayers:
             CheckpointError: the target has too few layers.
         """
         if self.stored is None:
-            ids = (2, num_layers // 2, num_layers - 3)
+            ids: tuple[int, ...] = (2, num_layers // 2, num_layers - 3)
         else:
             ids = tuple(i + (self.numbering == "layer_outputs") for i in self.stored)
         wrong = [i for i in ids if not 0 <= i < num_layers]

@@ -63,7 +63,7 @@ def placements(config: Eagle3Config) -> dict[str, Placement]:
 def extras(config: Eagle3Config) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
     """Tensors that are no weights, by name: their shapes and the types that are accepted."""
     integers = ("I64", "I32")
-    found = {
+    found: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         "d2t": ((config.draft_vocab_size,), integers),
         "t2d": ((config.vocab_size,), ("BOOL", "U8", *integers)),
     }

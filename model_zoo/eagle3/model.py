@@ -96,7 +96,7 @@ def first_layer(
     """
     pairs = eh_norm(tokens, rows, embedding, hidden, norms=pair_norms, eps=eps)
     residual = pairs[:, hidden.shape[1] :] if norm_before_residual else hidden
-    return decoder_layer(residual, *layer, attention_input=pairs)
+    return decoder_layer(residual, *layer, attention_input=pairs)  # type: ignore[misc]
 
 
 class Eagle3Model:
