@@ -28,8 +28,9 @@ from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from draftgraph.runtime.speculative_config import SpeculativeConfig
-from draftgraph.runtime.speculators import create_speculator
+from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
+from draftgraph.runtime.vocab_mapping import VocabMapping
 
 SLOTS = 16
 
@@ -101,6 +102,9 @@ class Setting:
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
     shortest: int = 2
     longest: int = 4
+    drafter: str = ""
+    """A checkpoint that drafts, in place of prompt lookup; through a mapping if its vocabulary is another."""
+    samples_drafts: bool = False
 
 
 def settings() -> Iterator[Setting]:
@@ -128,19 +132,31 @@ def settings() -> Iterator[Setting]:
     for shortest, longest in ((1, 1), (1, 3), (3, 3), (2, 5), (1, 8), (1, 16)):
         yield Setting(small, bf16, 5, "coupled", shortest=shortest, longest=longest, buckets=(1,))
     yield Setting(small, bf16, 5, "coupled", buckets=(3, 5, 12))
+    pairs = [(small, small), ("Llama-3.1-8B", "Llama-3.2-1B"), ("Gemma-3-4B", small)]
+    for (target, drafter), dtype in itertools.product(pairs, DTYPES):
+        yield Setting(target, dtype, 4, "coupled", drafter=drafter, buckets=(1, 16))
+    for (target, drafter), rule in itertools.product(pairs[:2], ("standard", "block", "coupled")):
+        yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
+    for dtype in DTYPES:
+        yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     """Every launch of every program of an engine, with log-probabilities, each layer kind once."""
-    hf = dict(CHECKPOINTS[setting.checkpoint])
-    config = family_of(hf).read_config(hf)
+    config = read_config(setting.checkpoint)
+    drafter = read_config(setting.drafter) if setting.drafter else None
+    foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
+    looks_up = bool(depth) and drafter is None
     speculative = SpeculativeConfig(
-        method="ngram" if depth else "none",
+        method="ngram" if looks_up else "draft_model" if depth else "none",
+        model=setting.drafter or None,
+        draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
+        use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
         rejection_sample_method=setting.rule,
         synthetic_acceptance_length=1.5 if setting.rule == "synthetic" else None,
-        **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if depth else {}),
+        **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if looks_up else {}),
     )
     widths_of = exact_widths if setting.exact else verify_widths
     widths = {bucket: widths_of(bucket, depth) for bucket in setting.buckets}
@@ -155,9 +171,14 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
             max_bucket=setting.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(config.eos_token_ids),
+            keeps_draft_probs=speculative.keeps_draft_probs,
         )
         state = DecodeState.allocate(shape, dtype=setting.dtype, device=device)
-        speculator = create_speculator(speculative)
+        parts = SpeculatorParts()
+        if drafter is not None:
+            mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
+            parts = SpeculatorParts(draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
+        speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)
         policy = create_policy(speculative)
@@ -174,6 +195,19 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
             for step in (step for program in programs for step in program.steps()):
                 step.fn(state)
     return launches
+
+
+def read_config(checkpoint: str) -> DecoderConfig:
+    """The sizes of a checkpoint."""
+    hf = dict(CHECKPOINTS[checkpoint])
+    return family_of(hf).read_config(hf)
+
+
+def fake_mapping(target: int, draft: int, device: torch.device) -> VocabMapping:
+    """Between two vocabularies of these sizes, without data."""
+    draft_ids = torch.empty(target, dtype=torch.int32, device=device)
+    target_ids = torch.empty(draft, dtype=torch.int32, device=device)
+    return VocabMapping(draft_ids, target_ids, torch.empty(draft, dtype=torch.bool, device=device))
 
 
 def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
