@@ -30,6 +30,7 @@ OP_FILES: tuple[str, ...] = (
     "budget_topk",
     "commit",
     "compact_path",
+    "moe_experts",
     "ngram_propose",
     "pack_window",
     "plan_window",

@@ -1,4 +1,4 @@
-"""The decoder that all families share: weights as plain tensors, the layer as a free function."""
+"""The decoder that all families share: the layer as a free function over the tensors of `weights.py`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import torch.nn.functional as F
 
 from ..kernels.linear import linear
 from ..kernels.rms_norm import rms_norm
-from ..kernels.rope_and_cache import rope_and_cache
 from ..kernels.window import Window
-from ..kernels.window_attention import window_attention
+from .attention import head_attention
 from .config import DecoderConfig
+from .feedforward import gated, mixture
+from .mla import latent_attention
 from .rope import rope_tables
+from .weights import DecoderWeights as DecoderWeights
+from .weights import LayerConstants as LayerConstants
+from .weights import LayerWeights as LayerWeights
+from .weights import RouterConstants
 
 CACHE_BLOCK = 64
 """A cache holds a multiple of it."""
@@ -24,54 +29,13 @@ WINDOW_OVERHANG = 64
 CompileRegion = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class LayerWeights(NamedTuple):
-    """One layer. Matrices are [out, in], as `kernels.linear` takes them."""
-
-    attention_norm: torch.Tensor
-    """[hidden]."""
-    qkv: torch.Tensor
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
-    output: torch.Tensor
-    """[hidden, Hq * D]."""
-    mlp_norm: torch.Tensor
-    """[hidden]."""
-    gate_up: torch.Tensor
-    """[2 * intermediate, hidden]: gate, then up."""
-    down: torch.Tensor
-    """[hidden, intermediate]."""
-    qkv_bias: torch.Tensor | None = None
-    output_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
-    query_norm: torch.Tensor | None = None
-    """[D]."""
-    key_norm: torch.Tensor | None = None
-    """[D]."""
-    attention_post_norm: torch.Tensor | None = None
-    """[hidden], on the attention's output before it is added."""
-    mlp_post_norm: torch.Tensor | None = None
-    """[hidden], on the feed-forward's output before it is added."""
-
-
-class DecoderWeights(NamedTuple):
-    """The whole model."""
-
-    embedding: torch.Tensor
-    """[vocab, hidden]."""
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    """[hidden]."""
-    head: torch.Tensor
-    """[vocab, hidden]; may be packed, and may be the embedding table."""
-
-
 class KvCache(NamedTuple):
     """Keys and values of every slot; the last slot is the reserved one."""
 
     key: torch.Tensor
     """[L, R1, Hkv, S, D]."""
     value: torch.Tensor
-    """[L, R1, Hkv, S, D]."""
+    """[L, R1, Hkv, S, Dv]; Dv is 0 with latent attention, whose values are the last dimensions of its keys."""
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot. A row that ended with values that are not finite must not leave them to the next."""
@@ -79,27 +43,22 @@ class KvCache(NamedTuple):
         self.value[:, slot].zero_()
 
 
-class LayerConstants(NamedTuple):
-    """What of the configuration a layer's graph depends on; layers with equal constants share a graph."""
-
-    num_heads: int
-    norm_eps: float
-    norm_unit_offset: bool
-    activation: str
-    attention_scale: float
-    sliding_window: int
-    soft_cap: float
-
-
 def identity(function: Callable[..., Any]) -> Callable[..., Any]:
     """The `compile_region` that does not compile."""
     return function
 
 
-def _activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "silu":
-        return F.silu(gate)
-    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+def feed_forward(x: torch.Tensor, rows: torch.Tensor, weights: LayerWeights, constants: LayerConstants) -> torch.Tensor:
+    """The layer's dense feed-forward, its mixture, or the sum of both: [W, hidden] to [W, hidden]."""
+    update = None
+    if weights.gate_up is not None and weights.down is not None:
+        dense = (weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias)
+        update = gated(x, *dense, constants.activation)
+    if weights.mixture is not None and constants.router is not None:
+        routed = mixture(x, rows, weights.mixture, constants.router, constants.activation)
+        update = routed if update is None else routed + update
+    assert update is not None, "a layer has a feed-forward, a mixture, or both"
+    return update
 
 
 def decoder_layer(
@@ -112,13 +71,13 @@ def decoder_layer(
     window: Window,
     constants: LayerConstants,
 ) -> torch.Tensor:
-    """One pre-norm layer: attention, then the gated feed-forward, each added to the residual stream.
+    """One pre-norm layer: attention, then the feed-forward, each added to the residual stream.
 
     Args:
         hidden: [W, hidden].
         weights: of this layer.
         key_cache: [R1, Hkv, S, D], this layer's, written to.
-        value_cache: [R1, Hkv, S, D], this layer's, written to.
+        value_cache: [R1, Hkv, S, Dv], this layer's, written to.
         cos: float32 [P, rotary / 2].
         sin: float32 [P, rotary / 2].
         window: the tokens.
@@ -129,45 +88,15 @@ def decoder_layer(
     """
     eps, unit_offset = constants.norm_eps, constants.norm_unit_offset
     normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
-    query = rope_and_cache(
-        linear(normed, weights.qkv, weights.qkv_bias),
-        weights.query_norm,
-        weights.key_norm,
-        cos,
-        sin,
-        window.positions,
-        window.slots,
-        window.rows,
-        window.cu_tokens,
-        window.base,
-        key_cache,
-        value_cache,
-        constants.num_heads,
-        eps,
-        unit_offset,
-        False,
-    )
-    attended = window_attention(
-        query,
-        key_cache,
-        value_cache,
-        window.positions,
-        window.cu_tokens,
-        window.base,
-        window.slot_of_row,
-        window.ancestors,
-        constants.attention_scale,
-        constants.sliding_window,
-        constants.soft_cap,
-    )
-    update = linear(attended.flatten(1), weights.output, weights.output_bias)
+    attention = head_attention if weights.latent is None else latent_attention
+    attended = attention(normed, weights, key_cache, value_cache, cos, sin, window, constants)
+    update = linear(attended, weights.output, weights.output_bias)
     if weights.attention_post_norm is not None:
         update = rms_norm(update, weights.attention_post_norm, eps, unit_offset)
     hidden = hidden + update
 
     normed = rms_norm(hidden, weights.mlp_norm, eps, unit_offset)
-    gate, up = linear(normed, weights.gate_up, weights.gate_up_bias).chunk(2, dim=-1)
-    update = linear(_activate(gate, constants.activation) * up, weights.down, weights.down_bias)
+    update = feed_forward(normed, window.rows, weights, constants)
     if weights.mlp_post_norm is not None:
         update = rms_norm(update, weights.mlp_post_norm, eps, unit_offset)
     return hidden + update
@@ -220,7 +149,19 @@ class DecoderModel:
         self._head = compile_region(head)
 
     def _layer_constants(self, layer: int) -> LayerConstants:
-        config = self.config
+        config, router = self.config, None
+        if config.moe is not None and config.has_mixture(layer):
+            moe = config.moe
+            router = RouterConstants(
+                experts_per_token=moe.experts_per_token,
+                scoring=moe.scoring,
+                num_groups=moe.num_groups,
+                groups_per_token=moe.groups_per_token,
+                group_members=moe.group_members,
+                normalize=moe.normalize,
+                normalize_min=moe.normalize_min,
+                scale=moe.scale,
+            )
         return LayerConstants(
             num_heads=config.num_heads,
             norm_eps=config.norm_eps,
@@ -229,6 +170,9 @@ class DecoderModel:
             attention_scale=config.attention_scale,
             sliding_window=config.window_of_layer(layer),
             soft_cap=config.attention_soft_cap,
+            rope_interleaved=config.rope_interleaved,
+            latent_norm_eps=0.0 if config.mla is None else config.mla.norm_eps,
+            router=router,
         )
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
@@ -242,10 +186,10 @@ class DecoderModel:
             raise ValueError(f"context {context} exceeds the rotary tables' {self.max_positions} positions")
         config = self.config
         positions = -(-(context + WINDOW_OVERHANG) // CACHE_BLOCK) * CACHE_BLOCK
-        shape = (config.num_layers, slots, config.num_kv_heads, positions, config.head_dim)
+        shape = (config.num_layers, slots, config.num_kv_heads, positions)
         return KvCache(
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, config.head_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, config.cached_value_dim), dtype=self.dtype, device=self.device),
         )
 
     def forward(self, window: Window, cache: KvCache) -> torch.Tensor:

@@ -90,17 +90,20 @@ class RopeConfig:
         return cls(**values)
 
 
+def yarn_mscale(factor: float, weight: float = 1.0) -> float:
+    """What yarn multiplies attention's operands with: `0.1 weight ln(factor) + 1` (Peng et al. 2023, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
 def _yarn_values(parameters: Mapping[str, Any], implied_factor: float) -> dict[str, Any]:
     factor = parameters.get("factor")
     factor = implied_factor if factor is None else float(factor)
 
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
         above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        attention_factor = mscale(above) / mscale(below) if above and below else mscale(1.0)
+        scaled = above and below
+        attention_factor = yarn_mscale(factor, above) / yarn_mscale(factor, below) if scaled else yarn_mscale(factor)
     return {
         "factor": factor,
         "attention_factor": float(attention_factor),
