@@ -14,6 +14,7 @@ from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
@@ -192,7 +193,15 @@ def record(device: torch.device | str, *, count: int) -> None:
     )
 
 
+def mix(device: torch.device | str) -> torch.Tensor:
+    floats, ints = makers(device)
+    weights = floats(WIDTH, 2, dtype=torch.float32)
+    experts = floats(6, 32, SIZE), floats(6, SIZE, 16)
+    return moe_experts(floats(WIDTH, SIZE), ints(WIDTH, 2), weights, ints(WIDTH), *experts, "silu")
+
+
 CASES = {
+    "moe_experts": mix,
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
     "window_attention, float8": lambda device: attend(device, tree=False, float8=True),

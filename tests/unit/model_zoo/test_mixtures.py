@@ -61,7 +61,7 @@ def test_a_bias_counts_in_the_choice_alone() -> None:
 def test_experts_come_from_the_best_groups(members, expected) -> None:
     # The first group has the best expert, the second the best two.
     logits = torch.tensor([[3.0, -5.0, 2.0, 1.9, 0.0, 0.0]])
-    constants = SOFTMAX._replace(num_groups=3, groups_per_token=1, group_members=members)
+    constants = SOFTMAX._replace(scoring="sigmoid", num_groups=3, groups_per_token=1, group_members=members)
     assert set(route(logits, None, constants)[0][0].tolist()) == expected
 
 
