@@ -96,8 +96,9 @@ def kernel_specs() -> list[KernelSpec]:
     qwen: dict[str, Any] = {"hidden": 2048, "intermediate": 768, "experts": 128, "top": 8}
     deepseek: dict[str, Any] = {"hidden": 7168, "intermediate": 2048, "experts": 256, "top": 8}
     gemma: dict[str, Any] = {"hidden": 2816, "intermediate": 704, "experts": 128, "top": 8, "activation": "gelu_tanh"}
-    specs = _specs("2048 x 768, bf16", "bf16", width=8, **qwen)
-    specs += _specs("2048 x 768, bf16, prefill", "bf16", width=512, **qwen)
+    # Elsewhere the first kernel and the last are like these.
+    specs = _specs("2048 x 768, bf16", "bf16", width=8, whole=True, **qwen)
+    specs += _specs("2048 x 768, bf16, prefill", "bf16", width=512, whole=True, **qwen)
     specs += _specs("2048 x 768, fp16", "fp16", width=8, **qwen)
     specs += _specs("2048 x 768, fp32", "fp32", width=8, **qwen)
     specs += _specs("7168 x 2048, bf16", "bf16", width=8, **deepseek)
@@ -115,6 +116,7 @@ def _specs(
     experts: int,
     top: int,
     activation: str = "silu",
+    whole: bool = False,
 ) -> list[KernelSpec]:
     pairs, element = width * top, 4 if kind == "fp32" else 2
     blocks = launch_config(pairs=pairs, num_experts=experts, bytes_each=element)
@@ -125,7 +127,7 @@ def _specs(
     shape = f"{width} tokens, {top} of {experts} experts"
     pointers = {"order": "*i32", "offsets": "*i32"}
     products: dict[str, Any] = {"OPERAND": OPERANDS.get(kind), **sizes, **blocks}
-    return [
+    specs = [
         KernelSpec(
             op="moe_experts",
             variant=f"{variant}: sort",
@@ -145,7 +147,6 @@ def _specs(
             num_stages=3,
             shape=shape,
             bytes_moved=element * (touched * 2 * intermediate * hidden + width * hidden + pairs * intermediate),
-            max_shared=96 * 1024,
         ),
         KernelSpec(
             op="moe_experts",
@@ -174,6 +175,7 @@ def _specs(
             bytes_moved=4 * pairs * hidden + width * (element * hidden + 4),
         ),
     ]
+    return specs if whole else specs[1:3]
 
 
 def _moe_experts_fake(

@@ -46,6 +46,8 @@ class MoeConfig:
     """The weights are multiplied with it."""
     float32_router: bool = False
     """The router's product is computed in float32, whatever the model's type."""
+    beside_dense: bool = False
+    """Layers with a mixture have their dense feed-forward too, and each of the two norms of its own (Gemma 4)."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "experts_per_token", "intermediate_size", "num_groups", "groups_per_token"):
@@ -107,6 +109,25 @@ class MlaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadsConfig:
+    """The heads of one kind of layer, where kinds differ."""
+
+    num_kv_heads: int
+    head_dim: int
+    keys_are_values: bool = False
+    """Values are made of what keys are made of, before its norm and rotation; they have no projection of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerInputConfig:
+    """A second, small embedding per token and layer, which each layer adds in at its end (Gemma 3n, Gemma 4)."""
+
+    vocab_size: int
+    size: int
+    """Of one layer's embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """The sizes and choices of one model; a family's `config.py` makes it from a Hugging Face config.json."""
 
@@ -157,6 +178,17 @@ class DecoderConfig:
     """None: every layer's feed-forward is dense."""
     mla: MlaConfig | None = None
     """None: heads of keys and values are cached as they are."""
+    full_heads: HeadsConfig | None = None
+    """The heads of `full_attention` layers; None: as `num_kv_heads` and `head_dim` say, like all others."""
+    value_norm: bool = False
+    """An RMSNorm without weights on every value head."""
+    num_shared_layers: int = 0
+    """The last layers have no keys and values: they read those of the last layer of their type that has."""
+    shared_mlp_factor: int = 1
+    """Those layers' feed-forwards are so many times as wide."""
+    layer_scale: bool = False
+    """Each layer's output is multiplied with a number."""
+    per_layer_input: PerLayerInputConfig | None = None
     num_next_token_layers: int = 0
     """Layers for multi-token prediction that a checkpoint counts on after the last one; no part of the target."""
 
@@ -192,12 +224,19 @@ class DecoderConfig:
         missing = sorted(set(self.layer_types) - set(self.rope_by_type))
         if missing:
             raise ValueError(f"no rotary embedding is given for layer types {missing}")
-        for rope in self.rope_by_type.values():
-            if rope.dim > self.head_dim:
-                raise ValueError(f"the rotary embedding turns {rope.dim} of {self.head_dim} dimensions")
+        for kind, rope in self.rope_by_type.items():
+            if rope.dim > (head_dim := self.heads_of_type(kind).head_dim):
+                raise ValueError(f"the rotary embedding turns {rope.dim} of {head_dim} dimensions")
         self._check_parts()
 
     def _check_parts(self) -> None:
+        if self.full_heads is not None and self.num_heads % self.full_heads.num_kv_heads:
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of {self.full_heads.num_kv_heads}")
+        if not 0 <= self.num_shared_layers < self.num_layers:
+            raise ValueError(f"num_shared_layers must be 0 to {self.num_layers - 1}, got {self.num_shared_layers}")
+        alone = set(self.layer_types[self.num_cached_layers :]) - set(self.layer_types[: self.num_cached_layers])
+        if alone:
+            raise ValueError(f"no layer has the keys and values that the last ones of type {sorted(alone)} read")
         if self.moe is not None and not set(self.moe.layers) <= set(range(self.num_layers)):
             raise ValueError(f"layers {self.moe.layers} have a mixture, but there are {self.num_layers} layers")
         if self.mla is not None:
@@ -220,15 +259,27 @@ class DecoderConfig:
             return (self.mla.query_rank or self.num_heads * self.mla.head_dim) + self.mla.cached_dim
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
-    @cached_property
-    def attended_size(self) -> int:
-        """Columns of the projection that follows attention."""
-        return self.num_heads * (self.head_dim if self.mla is None else self.mla.value_dim)
+    @property
+    def num_cached_layers(self) -> int:
+        """How many layers have keys and values: the first ones."""
+        return self.num_layers - self.num_shared_layers
 
-    @cached_property
-    def cached_value_dim(self) -> int:
-        """Dimensions of a cached value; 0 where values are part of the cached keys."""
-        return self.head_dim if self.mla is None else 0
+    def cached_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or the last one of its type that has any."""
+        if layer < self.num_cached_layers:
+            return layer
+        kinds = self.layer_types[: self.num_cached_layers]
+        return len(kinds) - 1 - kinds[::-1].index(self.layer_types[layer])
+
+    def heads_of_type(self, kind: LayerType) -> HeadsConfig:
+        """The heads of the layers of one type."""
+        if kind == "full_attention" and self.full_heads is not None:
+            return self.full_heads
+        return HeadsConfig(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    def heads_of_layer(self, layer: int) -> HeadsConfig:
+        """The heads of a layer."""
+        return self.heads_of_type(self.layer_types[layer])
 
     def has_mixture(self, layer: int) -> bool:
         """Whether the layer's feed-forward is a mixture of experts."""
@@ -236,7 +287,9 @@ class DecoderConfig:
 
     def dense_size(self, layer: int) -> int:
         """Intermediate size of the layer's dense feed-forward, or of its shared experts; 0: it has none."""
-        return self.moe.shared_size if self.moe is not None and layer in self.moe.layers else self.intermediate_size
+        if self.moe is not None and layer in self.moe.layers and not self.moe.beside_dense:
+            return self.moe.shared_size
+        return self.intermediate_size * (1 if layer < self.num_cached_layers else self.shared_mlp_factor)
 
     def window_of_layer(self, layer: int) -> int:
         """The layer's sliding window; 0 for full attention."""

@@ -13,8 +13,9 @@ from ..kernels.rms_norm import rms_norm
 from ..kernels.window import Window
 from .attention import head_attention
 from .config import DecoderConfig
-from .feedforward import gated, mixture
+from .feedforward import feed_forward
 from .mla import latent_attention
+from .per_layer import add_layer_input, layer_inputs
 from .rope import rope_tables
 from .weights import DecoderWeights as DecoderWeights
 from .weights import LayerConstants as LayerConstants
@@ -33,7 +34,8 @@ class KvCache(NamedTuple):
     """Keys and values of every slot; the last slot is the reserved one."""
 
     key: torch.Tensor
-    """[L, R1, Hkv, S, D]."""
+    """[L, R1, Hkv, S, D], of the layers that have keys and values of their own. Where kinds of layers differ in their
+    heads, Hkv and D are the largest, and a layer uses the first of them."""
     value: torch.Tensor
     """[L, R1, Hkv, S, Dv]; Dv is 0 with latent attention, whose values are the last dimensions of its keys."""
 
@@ -48,19 +50,6 @@ def identity(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def feed_forward(x: torch.Tensor, rows: torch.Tensor, weights: LayerWeights, constants: LayerConstants) -> torch.Tensor:
-    """The layer's dense feed-forward, its mixture, or the sum of both: [W, hidden] to [W, hidden]."""
-    update = None
-    if weights.gate_up is not None and weights.down is not None:
-        dense = (weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias)
-        update = gated(x, *dense, constants.activation)
-    if weights.mixture is not None and constants.router is not None:
-        routed = mixture(x, rows, weights.mixture, constants.router, constants.activation)
-        update = routed if update is None else routed + update
-    assert update is not None, "a layer has a feed-forward, a mixture, or both"
-    return update
-
-
 def decoder_layer(
     hidden: torch.Tensor,
     weights: LayerWeights,
@@ -70,6 +59,7 @@ def decoder_layer(
     sin: torch.Tensor,
     window: Window,
     constants: LayerConstants,
+    layer_input: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One pre-norm layer: attention, then the feed-forward, each added to the residual stream.
 
@@ -82,6 +72,7 @@ def decoder_layer(
         sin: float32 [P, rotary / 2].
         window: the tokens.
         constants: the layer's choices.
+        layer_input: [W, size], the layer's own embeddings of the tokens, if the model has such.
 
     Returns:
         [W, hidden].
@@ -95,11 +86,13 @@ def decoder_layer(
         update = rms_norm(update, weights.attention_post_norm, eps, unit_offset)
     hidden = hidden + update
 
-    normed = rms_norm(hidden, weights.mlp_norm, eps, unit_offset)
-    update = feed_forward(normed, window.rows, weights, constants)
+    update = feed_forward(hidden, window.rows, weights, constants)
     if weights.mlp_post_norm is not None:
         update = rms_norm(update, weights.mlp_post_norm, eps, unit_offset)
-    return hidden + update
+    hidden = hidden + update
+    if weights.layer_input is not None and layer_input is not None:
+        hidden = add_layer_input(hidden, layer_input, weights.layer_input, constants)
+    return hidden if weights.scale is None else hidden * weights.scale
 
 
 def head(hidden: torch.Tensor, weight: torch.Tensor, soft_cap: float) -> torch.Tensor:
@@ -147,6 +140,7 @@ class DecoderModel:
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
         self._head = compile_region(head)
+        self._project_inputs = compile_region(layer_inputs)
 
     def _layer_constants(self, layer: int) -> LayerConstants:
         config, router = self.config, None
@@ -173,6 +167,9 @@ class DecoderModel:
             rope_interleaved=config.rope_interleaved,
             latent_norm_eps=0.0 if config.mla is None else config.mla.norm_eps,
             router=router,
+            value_norm=config.value_norm,
+            keys_are_values=config.heads_of_layer(layer).keys_are_values,
+            writes_cache=config.cached_layer(layer) == layer,
         )
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
@@ -185,12 +182,24 @@ class DecoderModel:
         if context > self.max_positions:
             raise ValueError(f"context {context} exceeds the rotary tables' {self.max_positions} positions")
         config = self.config
+        kinds = [config.heads_of_type(kind) for kind in set(config.layer_types)]
+        heads, head_dim = max(kind.num_kv_heads for kind in kinds), max(kind.head_dim for kind in kinds)
         positions = -(-(context + WINDOW_OVERHANG) // CACHE_BLOCK) * CACHE_BLOCK
-        shape = (config.num_layers, slots, config.num_kv_heads, positions)
+        shape = (config.num_cached_layers, slots, heads, positions)
+        value_dim = head_dim if config.mla is None else 0
         return KvCache(
-            torch.zeros((*shape, config.head_dim), dtype=self.dtype, device=self.device),
-            torch.zeros((*shape, config.cached_value_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, head_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, value_dim), dtype=self.dtype, device=self.device),
         )
+
+    def layer_cache(self, cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values that a layer reads, [R1, Hkv, S, D]: its own, or those of the layer it shares with."""
+        source, heads = self.config.cached_layer(layer), self.config.heads_of_layer(layer)
+        key, value = cache.key[source], cache.value[source]
+        if key.shape[1] == heads.num_kv_heads and key.shape[3] == heads.head_dim:
+            return key, value
+        first = (slice(None), slice(heads.num_kv_heads), slice(None), slice(heads.head_dim))
+        return key[first], value[first]
 
     def forward(self, window: Window, cache: KvCache) -> torch.Tensor:
         """Runs the window's tokens and writes their keys and values; the final norm's output, [W, hidden]."""
@@ -214,24 +223,35 @@ class DecoderModel:
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         states = {0: hidden}
-        keys, values = cache.key.unbind(0), cache.value.unbind(0)
+        inputs = self._layer_inputs(window.tokens, hidden)
         for index, weights in enumerate(self.weights.layers):
             cos, sin = self._tables[index]
             hidden = self._layer(
                 hidden,
                 weights,
-                keys[index],
-                values[index],
+                *self.layer_cache(cache, index),
                 cos,
                 sin,
                 window,
                 self._constants[index],
+                None if inputs is None else inputs[:, index],
             )
             if index + 1 in aux_layers:
                 states[index + 1] = hidden
         hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
+
+    def _layer_inputs(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[W, L, size], or None where layers have no embeddings of their own."""
+        if self.config.per_layer_input is None:
+            return None
+        assert self.weights.layer_embedding is not None, "the weights lack the layers' embeddings"
+        # Rounded to the model's type, as in transformers.
+        scale = float(torch.tensor(self.config.per_layer_input.size**0.5).to(self.dtype))
+        own = F.embedding(tokens, self.weights.layer_embedding) * scale
+        projection, norm = self.weights.layer_projection, self.weights.layer_projection_norm
+        return self._project_inputs(own, hidden, projection, norm, self.config.num_layers, self.config.norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied."""

@@ -6,7 +6,8 @@ import torch
 
 from ..kernels.linear import linear
 from ..kernels.moe_experts import activate, moe_experts
-from .weights import MixtureWeights, RouterConstants
+from ..kernels.rms_norm import rms_norm
+from .weights import LayerConstants, LayerWeights, MixtureWeights, RouterConstants
 
 
 def gated(
@@ -55,12 +56,18 @@ def route(
 
 
 def mixture(
-    x: torch.Tensor, rows: torch.Tensor, weights: MixtureWeights, constants: RouterConstants, activation: str
+    x: torch.Tensor,
+    routed_by: torch.Tensor,
+    rows: torch.Tensor,
+    weights: MixtureWeights,
+    constants: RouterConstants,
+    activation: str,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts.
 
     Args:
         x: [W, hidden].
+        routed_by: [W, hidden], what the router takes.
         rows: int32 [W], -1 in padding, whose tokens choose no experts.
         weights: of the mixture.
         constants: of its router.
@@ -69,6 +76,31 @@ def mixture(
     Returns:
         [W, hidden], zero in padding.
     """
-    logits = linear(x.to(weights.router.dtype), weights.router).float()
+    logits = linear(routed_by.to(weights.router.dtype), weights.router).float()
     experts, shares = route(logits, weights.choice_bias, constants)
+    if weights.expert_scale is not None:
+        shares = shares * weights.expert_scale[experts]
     return moe_experts(x, experts, shares, rows, weights.gate_up, weights.down, activation)
+
+
+def feed_forward(
+    hidden: torch.Tensor, rows: torch.Tensor, weights: LayerWeights, constants: LayerConstants
+) -> torch.Tensor:
+    """The layer's dense feed-forward, its mixture, or the sum of both, with their norms; [W, hidden] in and out."""
+    eps, unit_offset = constants.norm_eps, constants.norm_unit_offset
+    normed, update = rms_norm(hidden, weights.mlp_norm, eps, unit_offset), None
+    if weights.gate_up is not None and weights.down is not None:
+        dense = (weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias)
+        update = gated(normed, *dense, constants.activation)
+        if weights.dense_post_norm is not None:
+            update = rms_norm(update, weights.dense_post_norm, eps, unit_offset)
+    if weights.mixture is not None and constants.router is not None:
+        parts = weights.mixture
+        x = normed if parts.norm is None else rms_norm(hidden, parts.norm, eps, unit_offset)
+        routed_by = normed if parts.router_norm is None else rms_norm(hidden, parts.router_norm, eps, unit_offset)
+        routed = mixture(x, routed_by, rows, parts, constants.router, constants.activation)
+        if parts.post_norm is not None:
+            routed = rms_norm(routed, parts.post_norm, eps, unit_offset)
+        update = routed if update is None else routed + update
+    assert update is not None, "a layer has a feed-forward, a mixture, or both"
+    return update

@@ -10,9 +10,30 @@ import torch
 
 from ..kernels.linear import pack_weight
 from .config import DecoderConfig, MlaConfig, MoeConfig
-from .weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights
+from .weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights, PerLayerInputWeights
 
-_MATRICES = frozenset({"qkv", "output", "gate_up", "down", "head", "latent.query", "mixture.router"})
+_MATRICES = frozenset(
+    {
+        "qkv",
+        "output",
+        "gate_up",
+        "down",
+        "head",
+        "latent.query",
+        "mixture.router",
+        "layer_input.gate",
+        "layer_input.projection",
+        "layer_projection",
+    }
+)
+
+
+_PARTS: dict[str, type[Any]] = {
+    "latent": LatentWeights,
+    "mixture": MixtureWeights,
+    "layer_input": PerLayerInputWeights,
+}
+"""Fields of `LayerWeights` that have fields of their own."""
 
 
 class Placement(NamedTuple):
@@ -29,6 +50,8 @@ class Placement(NamedTuple):
     """The weight is a stack of so many matrices, one below the other; 0: it is a plain one."""
     dtype: torch.dtype | None = None
     """Of the weight; None: that of the model."""
+    factor: float = 1.0
+    """What the checkpoint's numbers are multiplied with."""
 
     @property
     def rows(self) -> int:
@@ -53,14 +76,24 @@ def decoder_placements(
     }
     if not config.tie_word_embeddings:
         placements["lm_head.weight"] = Placement("head", None, 0, (config.vocab_size, hidden))
+    if config.per_layer_input is not None:
+        size = config.num_layers * config.per_layer_input.size
+        table, projection = (config.per_layer_input.vocab_size, size), (size, hidden)
+        norm = (config.per_layer_input.size,)
+        placements |= {
+            "model.embed_tokens_per_layer.weight": Placement("layer_embedding", None, 0, table),
+            "model.per_layer_model_projection.weight": Placement("layer_projection", None, 0, projection),
+            "model.per_layer_projection_norm.weight": Placement("layer_projection_norm", None, 0, norm),
+        }
     for layer in range(config.num_layers):
         parts = [_heads(config, layer) if config.mla is None else _latent(config, config.mla, layer)]
-        if config.moe is None or not config.has_mixture(layer):
-            parts.append(_gated(config, layer, "mlp", config.intermediate_size))
-        else:
+        dense = "mlp"
+        if config.moe is not None and config.has_mixture(layer):
             parts.append(_mixture(config, config.moe, layer, fused_experts))
-            if config.moe.shared_size:
-                parts.append(_gated(config, layer, "mlp.shared_experts", config.moe.shared_size))
+            dense = "mlp" if config.moe.beside_dense else "mlp.shared_experts"
+        if config.dense_size(layer):
+            parts.append(_gated(config, layer, dense, config.dense_size(layer)))
+        parts.append(_ending(config, layer))
         for part in parts:
             placements |= {f"model.layers.{layer}.{name}": placement for name, placement in part}
         for name, field in layer_norms.items():
@@ -78,15 +111,19 @@ def _linear(name: str, field: str, layer: int, start: int, shape: tuple[int, int
 
 
 def _heads(config: DecoderConfig, layer: int) -> _Parts:
-    hidden = config.hidden_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, heads = config.hidden_size, config.heads_of_layer(layer)
+    queries, keys = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+    owner = config.cached_layer(layer) == layer
     yield from _linear("self_attn.q_proj", "qkv", layer, 0, (queries, hidden), config.qkv_bias)
-    yield from _linear("self_attn.k_proj", "qkv", layer, queries, (keys, hidden), config.qkv_bias)
-    yield from _linear("self_attn.v_proj", "qkv", layer, queries + keys, (keys, hidden), config.qkv_bias)
+    if owner:
+        yield from _linear("self_attn.k_proj", "qkv", layer, queries, (keys, hidden), config.qkv_bias)
+    if owner and not heads.keys_are_values:
+        yield from _linear("self_attn.v_proj", "qkv", layer, queries + keys, (keys, hidden), config.qkv_bias)
     yield from _linear("self_attn.o_proj", "output", layer, 0, (hidden, queries), config.output_bias)
     if config.qk_norm:
-        yield "self_attn.q_norm.weight", Placement("query_norm", layer, 0, (config.head_dim,))
-        yield "self_attn.k_norm.weight", Placement("key_norm", layer, 0, (config.head_dim,))
+        yield "self_attn.q_norm.weight", Placement("query_norm", layer, 0, (heads.head_dim,))
+        if owner:
+            yield "self_attn.k_norm.weight", Placement("key_norm", layer, 0, (heads.head_dim,))
 
 
 def _latent(config: DecoderConfig, mla: MlaConfig, layer: int) -> _Parts:
@@ -103,7 +140,7 @@ def _latent(config: DecoderConfig, mla: MlaConfig, layer: int) -> _Parts:
     yield "self_attn.kv_a_layernorm.weight", Placement("key_norm", layer, 0, (mla.kv_rank,))
     expanded = (heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)
     yield "self_attn.kv_b_proj.weight", Placement("latent.key_value", layer, 0, expanded, stack=heads)
-    yield from _linear("self_attn.o_proj", "output", layer, 0, (hidden, config.attended_size), config.output_bias)
+    yield from _linear("self_attn.o_proj", "output", layer, 0, (hidden, heads * mla.value_dim), config.output_bias)
 
 
 def _gated(config: DecoderConfig, layer: int, name: str, size: int) -> _Parts:
@@ -120,6 +157,14 @@ def _mixture(config: DecoderConfig, moe: MoeConfig, layer: int, fused: bool) -> 
     if moe.choice_bias:
         bias = Placement("mixture.choice_bias", layer, 0, (experts,), dtype=torch.float32)
         yield "mlp.gate.e_score_correction_bias", bias
+    if moe.beside_dense:
+        norm = Placement("mixture.router_norm", layer, 0, (hidden,), factor=hidden**-0.5)
+        yield "mlp.gate.scale", norm
+        scale = Placement("mixture.expert_scale", layer, 0, (experts,), dtype=torch.float32)
+        yield "mlp.gate.per_expert_scale", scale
+        yield "pre_feedforward_layernorm_2.weight", Placement("mixture.norm", layer, 0, (hidden,))
+        yield "post_feedforward_layernorm_2.weight", Placement("mixture.post_norm", layer, 0, (hidden,))
+        yield "post_feedforward_layernorm_1.weight", Placement("dense_post_norm", layer, 0, (hidden,))
     up, down = "mixture.gate_up", "mixture.down"
     if fused:
         yield "mlp.experts.gate_up_proj", Placement(up, layer, 0, (experts, 2 * size, hidden), stack=experts)
@@ -130,6 +175,17 @@ def _mixture(config: DecoderConfig, moe: MoeConfig, layer: int, fused: bool) -> 
         yield f"{name}.gate_proj.weight", Placement(up, layer, first, (size, hidden), stack=experts)
         yield f"{name}.up_proj.weight", Placement(up, layer, first + size, (size, hidden), stack=experts)
         yield f"{name}.down_proj.weight", Placement(down, layer, hidden * index, (hidden, size), stack=experts)
+
+
+def _ending(config: DecoderConfig, layer: int) -> _Parts:
+    hidden = config.hidden_size
+    if config.per_layer_input is not None:
+        size = config.per_layer_input.size
+        yield "per_layer_input_gate.weight", Placement("layer_input.gate", layer, 0, (size, hidden))
+        yield "per_layer_projection.weight", Placement("layer_input.projection", layer, 0, (hidden, size))
+        yield "post_per_layer_input_norm.weight", Placement("layer_input.norm", layer, 0, (hidden,))
+    if config.layer_scale:
+        yield "layer_scalar", Placement("scale", layer, 0, (1,))
 
 
 class WeightBuilder:
@@ -164,6 +220,8 @@ class WeightBuilder:
             spare = self._spare.get((shape, dtype))
             self._weights[key] = spare.pop() if spare else torch.empty(shape, dtype=dtype, device=self._device)
         rows = tensor.reshape(placement.rows, *trailing)
+        if placement.factor != 1.0:
+            rows = rows * placement.factor
         self._weights[key].narrow(0, placement.start, placement.rows).copy_(rows)
         self._missing[key] -= 1
         if self._missing[key]:
@@ -185,7 +243,7 @@ class WeightBuilder:
                 part, _, inner = field.rpartition(".")
                 (layers[layer].setdefault(part, {}) if part else layers[layer])[inner] = weight
         for fields in layers:
-            for part, kind in (("latent", LatentWeights), ("mixture", MixtureWeights)):
+            for part, kind in _PARTS.items():
                 if part in fields:
                     fields[part] = kind(**fields[part])
         embedding = self._weights[None, "embedding"]
@@ -195,4 +253,7 @@ class WeightBuilder:
             layers=tuple(LayerWeights(**fields) for fields in layers),
             final_norm=self._weights[None, "final_norm"],
             head=pack_weight(embedding) if tied else self._weights[None, "head"],
+            layer_embedding=self._weights.get((None, "layer_embedding")),
+            layer_projection=self._weights.get((None, "layer_projection")),
+            layer_projection_norm=self._weights.get((None, "layer_projection_norm")),
         )

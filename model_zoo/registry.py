@@ -15,6 +15,8 @@ from .ernie4_5 import config as ernie_config
 from .errors import CheckpointError, UnsupportedModelError
 from .gemma3 import checkpoint as gemma3_checkpoint
 from .gemma3 import config as gemma3_config
+from .gemma4 import checkpoint as gemma4_checkpoint
+from .gemma4 import config as gemma4_config
 from .glm4_moe import checkpoint as glm4_moe_checkpoint
 from .glm4_moe import config as glm4_moe_config
 from .llama import checkpoint as llama_checkpoint
@@ -43,6 +45,7 @@ class Family(NamedTuple):
 
 
 _GEMMA3 = Family(gemma3_config.read_config, gemma3_checkpoint.LAYER_NORMS, gemma3_checkpoint.rename)
+_GEMMA4 = Family(gemma4_config.read_config, gemma4_checkpoint.LAYER_NORMS, gemma4_checkpoint.rename)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama_config.read_config, llama_checkpoint.LAYER_NORMS, llama_checkpoint.rename),
@@ -62,6 +65,8 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": Family(ernie_config.read_moe_config, ernie_checkpoint.LAYER_NORMS, ernie_checkpoint.rename),
     "gemma3_text": _GEMMA3,
     "gemma3": _GEMMA3,
+    "gemma4_text": _GEMMA4,
+    "gemma4": _GEMMA4,
 }
 """By the `model_type` of config.json."""
 

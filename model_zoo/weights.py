@@ -31,6 +31,14 @@ class MixtureWeights(NamedTuple):
     """[E, hidden, intermediate]."""
     choice_bias: torch.Tensor | None = None
     """float32 [E], added to the scores where experts are chosen, not where they are weighted."""
+    expert_scale: torch.Tensor | None = None
+    """float32 [E], by which an expert's weights are multiplied."""
+    router_norm: torch.Tensor | None = None
+    """[hidden], of the router's input, if that is not what the dense feed-forward takes."""
+    norm: torch.Tensor | None = None
+    """[hidden], of the experts' input, likewise."""
+    post_norm: torch.Tensor | None = None
+    """[hidden], on the mixture's output."""
 
 
 class LatentWeights(NamedTuple):
@@ -40,6 +48,17 @@ class LatentWeights(NamedTuple):
     """[Hq, nope + Dv, kv rank]: of each head, what makes keys of the latent, then what makes values of it."""
     query: torch.Tensor | None = None
     """[Hq * (nope + rope), query rank]; None where queries are made from the hidden state."""
+
+
+class PerLayerInputWeights(NamedTuple):
+    """How a layer adds its own small embedding in."""
+
+    gate: torch.Tensor
+    """[size, hidden]."""
+    projection: torch.Tensor
+    """[hidden, size]."""
+    norm: torch.Tensor
+    """[hidden], on what is added."""
 
 
 class LayerWeights(NamedTuple):
@@ -73,6 +92,11 @@ class LayerWeights(NamedTuple):
     latent: LatentWeights | None = None
     """Of latent attention."""
     mixture: MixtureWeights | None = None
+    dense_post_norm: torch.Tensor | None = None
+    """[hidden], on the dense feed-forward's output before the mixture's is added."""
+    layer_input: PerLayerInputWeights | None = None
+    scale: torch.Tensor | None = None
+    """[1], by which the layer's output is multiplied."""
 
 
 class DecoderWeights(NamedTuple):
@@ -85,6 +109,12 @@ class DecoderWeights(NamedTuple):
     """[hidden]."""
     head: torch.Tensor
     """[vocab, hidden]; may be packed, and may be the embedding table."""
+    layer_embedding: torch.Tensor | None = None
+    """[vocab, L * size], the layers' small embeddings of a token."""
+    layer_projection: torch.Tensor | None = None
+    """[L * size, hidden], what the embedding adds to them."""
+    layer_projection_norm: torch.Tensor | None = None
+    """[size]."""
 
 
 class LayerConstants(NamedTuple):
@@ -102,3 +132,8 @@ class LayerConstants(NamedTuple):
     """Of the norms inside latent attention."""
     router: RouterConstants | None = None
     """Of the layer's mixture."""
+    value_norm: bool = False
+    keys_are_values: bool = False
+    """See `config.HeadsConfig`."""
+    writes_cache: bool = True
+    """False: the layer reads another's keys and values and has queries alone."""

@@ -9,7 +9,7 @@ import torch
 
 from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
-from draftgraph.model_zoo.config import DecoderConfig, MlaConfig, MoeConfig
+from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
 from draftgraph.model_zoo.decoder import DecoderModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
@@ -53,6 +53,22 @@ TARGETS = {
         norm_unit_offset=True,
         final_soft_cap=30.0,
         embedding_scale=5.6,
+    ),
+    # Heads by kind of layer, a layer that reads another's cache, embeddings for every layer.
+    "shared caches": _target(
+        model_type="gemma4_text",
+        num_kv_heads=2,
+        head_dim=16,
+        layer_types=("full_attention", "full_attention"),
+        full_heads=HeadsConfig(num_kv_heads=1, head_dim=32, keys_are_values=True),
+        qk_norm=True,
+        post_norms=True,
+        value_norm=True,
+        num_shared_layers=1,
+        shared_mlp_factor=2,
+        layer_scale=True,
+        per_layer_input=PerLayerInputConfig(vocab_size=50, size=8),
+        moe=MoeConfig(layers=(0,), num_experts=4, experts_per_token=2, intermediate_size=24, beside_dense=True),
     ),
     # Latent attention; one of two layers has a mixture of experts in groups, and a shared one.
     "latent": _target(

@@ -10,7 +10,16 @@ from draftgraph import Engine, SamplingParams
 from draftgraph.profiling.checks.random_models import number_tokenizer
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
-FAMILIES = ["qwen3_moe", "glm4_moe", "deepseek_v3", "deepseek_v2", "ernie4_5", "ernie4_5_moe"]
+FAMILIES = [
+    "qwen3_moe",
+    "glm4_moe",
+    "deepseek_v3",
+    "deepseek_v2",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "gemma4-small",
+    "gemma4-moe",
+]
 LENGTH = 40
 
 

@@ -101,11 +101,11 @@ def test_greedy_text(name) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_states(name) -> None:
     reference, model = _models(name)
-    tokens = random_tokens(30, 7)
+    tokens, layers = random_tokens(30, 7), (0, 2, model.config.num_layers)
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        hidden, states = model.forward_with_aux(pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), (0, 2, 3))
-    for state, index in zip(states, (0, 2, 3), strict=True):
+        hidden, states = model.forward_with_aux(pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), layers)
+    for state, index in zip(states, layers, strict=True):
         _assert_close(state, expected[index][0])
     assert torch.equal(hidden, states[-1])
 

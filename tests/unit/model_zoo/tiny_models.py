@@ -53,6 +53,15 @@ _LATENT = {
 }
 _MSCALE = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
 
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 10,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama-biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}),
@@ -132,6 +141,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gemma4-small": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 5,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        },
+    ),
+    "gemma4-large": ("Gemma4TextConfig", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         {
@@ -160,6 +194,8 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.8)
     model.tie_weights()
     return model.to(dtype).eval()
 
