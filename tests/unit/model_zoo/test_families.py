@@ -122,7 +122,7 @@ def test_bfloat16_is_close(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "deepseek_v3", "qwen3_moe"])
 def test_row_does_not_depend_on_the_pack_bit_for_bit(name, dtype, tmp_path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)
@@ -139,7 +139,7 @@ def test_row_does_not_depend_on_the_pack_bit_for_bit(name, dtype, tmp_path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3", "deepseek_v3", "gemma4-moe"])
 def test_token_by_token_equals_one_window_bit_for_bit(name, dtype, tmp_path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)
