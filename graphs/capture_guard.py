@@ -195,14 +195,14 @@ def check_function(name: str, fn: Callable[[], object]) -> None:
         with torch.inference_mode(), CaptureGuard():
             fn()
     except _RefusedError as refused:
-        raise CaptureError(name, refused.op, refused.reason, _where(refused)) from None
+        raise CaptureError(name, refused.op, refused.reason, innermost_line(refused)) from None
     except Exception as error:
         summary = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise CaptureError(name, type(error).__name__, f"was raised: {summary}", _where(error)) from error
+        raise CaptureError(name, type(error).__name__, f"was raised: {summary}", innermost_line(error)) from error
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line outside torch and this file."""
+def innermost_line(error: BaseException) -> str:
+    """Where in the sources an error came from, outside torch and this file, as a clause; may be empty."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/torch/" not in f.filename and f.filename != __file__]
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
+from .capture import CaptureReport
+from .parking import parked
 from .program import Node, Program, Sequence, Step, Switch, While
-from .state import DecodeState
 
-StepObserver = Callable[[Step], AbstractContextManager[None]]
-"""Given the step about to run, returns a context manager to run it in: a timer or a profiler range."""
+
+class ProgramObserver(Protocol):
+    """Told what runs: a timer, or what marks ranges for a profiler."""
+
+    def run(self, program: Program) -> AbstractContextManager[Any]:
+        """Returns a context for one pass of `program`: an iteration of its loop, or all of it if it is none."""
+
+    def step(self, program: Program, step: Step) -> AbstractContextManager[Any]:
+        """Returns a context for one step of a pass."""
 
 
 class HostExecutor:
@@ -19,14 +28,27 @@ class HostExecutor:
 
     name = "host"
 
-    def __init__(self, observer: StepObserver | None = None) -> None:
-        """Creates the executor; `observer` wraps every step, for timing."""
+    def __init__(self, observer: ProgramObserver | None = None) -> None:
+        """Creates the executor; `observer` sees every pass and every step, and may be set at any time between two."""
         self.observer = observer
 
+    @property
+    def report(self) -> CaptureReport:
+        """Nothing: this executor captures no graphs."""
+        return CaptureReport()
+
+    def prepare(self, program: Program, progress: Callable[[str], None] | None = None) -> None:
+        """Runs every step once where nothing depends on it, so that what compiles does so now."""
+        with parked(program.state):
+            for step in program.steps():
+                if progress is not None:
+                    progress(step.name)
+                step.fn(program.state)
+
     def run(self, program: Program) -> None:
-        """Runs the whole program."""
+        """Runs the whole program; for the observer it is one pass."""
         with torch.inference_mode():
-            self._run(program.root, program.state)
+            self._pass(program.root, program)
 
     def rounds(self, program: Program) -> Generator[None, None, None]:
         """Runs a program whose root is a `While`, pausing after each iteration.
@@ -39,21 +61,31 @@ class HostExecutor:
             raise ValueError(f"program {program.name!r} is not a loop: its root is a {type(root).__name__}")
         while bool(root.flag):
             with torch.inference_mode():
-                self._run(root.body, program.state)
+                self._pass(root.body, program)
             yield
 
-    def _run(self, node: Node, state: DecodeState) -> None:
+    def _pass(self, node: Node, program: Program) -> None:
+        if self.observer is None:
+            self._run(node, program)
+        else:
+            with self.observer.run(program):
+                self._run(node, program)
+
+    def _run(self, node: Node, program: Program) -> None:
         match node:
             case Step():
-                with self.observer(node) if self.observer else nullcontext():
-                    node.fn(state)
+                if self.observer is None:
+                    node.fn(program.state)
+                else:
+                    with self.observer.step(program, node):
+                        node.fn(program.state)
             case Sequence():
                 for child in node.nodes:
-                    self._run(child, state)
+                    self._run(child, program)
             case Switch():
                 index = int(node.index)
                 if 0 <= index < len(node.branches):
-                    self._run(node.branches[index], state)
+                    self._run(node.branches[index], program)
             case While():
                 while bool(node.flag):
-                    self._run(node.body, state)
+                    self._run(node.body, program)

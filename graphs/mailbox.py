@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from .state import REASON_SHIFT, DecodeState
 
-from .state import DecodeState
+_COUNT_MASK = (1 << REASON_SHIFT) - 1
 
 
 @dataclass(frozen=True)
@@ -14,39 +14,60 @@ class Delivery:
     """What one row published since the last look."""
 
     tokens: list[int]
-    finished: bool
     finish_reason: int
-    """A `FINISH_*` code; meaningful when `finished`."""
+    """A `FINISH_*` code: `FINISH_NONE` while the row is unfinished. `tokens` are then the row's last."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the row publishes nothing more."""
+        return self.finish_reason != 0
 
 
 class Mailbox:
-    """Reads the ring of a `DecodeState`. No token is lost or delivered twice."""
+    """Reads the rings of a `DecodeState`, also while the device fills them. No token is lost or delivered twice.
+
+    The device stores a row's tokens, then releases `published`; the host reads `published`, then the tokens, then tells
+    in `taken` which places the device may use again. So two orders matter on the host: the word before the tokens, and
+    the tokens before `taken`. An x86 machine keeps both for plain loads and stores. One that may reorder loads, such as
+    aarch64, keeps a load after the one that its address is computed from, and a store after a load whose value decided
+    that it is made: so the place of the first token is computed from the count just read, and `taken` is stored after
+    the tokens have become Python integers.
+    """
 
     def __init__(self, state: DecodeState) -> None:
-        self._state = state
-        self._seen = [0] * (state.shape.slots + 1)
+        # NumPy's views: a look costs a tenth of what it costs through torch, and there is one per row and poll.
+        host = state.host
+        self._ring, self._published, self._taken = host.ring_tokens.numpy(), host.published.numpy(), host.taken.numpy()
+        self._cancel = host.cancel.numpy()
+        self._seen = [0] * len(self._published)
 
     def open(self, slot: int) -> None:
-        """Starts a new request in `slot`: what was published before is forgotten."""
-        self._state.ring_count[slot] = 0
-        self._seen[slot] = 0
+        """Starts a new request in `slot`, forgetting what was published before; only while no loop runs.
+
+        The caller sets the device's `ring_count` of the slot to 0.
+        """
+        self._published[slot] = self._taken[slot] = self._seen[slot] = 0
+        self._cancel[slot] = False
+
+    def cancel(self, slot: int) -> None:
+        """Asks the device to end the row of `slot`, which it does at the end of a round; at any time."""
+        self._cancel[slot] = True
 
     def collect(self, slot: int) -> Delivery:
         """Takes what `slot` published since the last call.
 
-        Raises `RuntimeError` when the ring was overwritten before it was read.
+        Raises:
+            RuntimeError: the ring was overwritten before it was read; the device never does that.
         """
-        state = self._state
-        # The count is read before the tokens and after the flags it must not run ahead of.
-        finished = bool(state.finished[slot])
-        count, size = int(state.ring_count[slot]), state.ring_tokens.shape[1]
-        seen = self._seen[slot]
-        if count - seen > size:
-            raise RuntimeError(f"the output ring of slot {slot} overflowed: {count - seen} tokens unread, {size} kept")
+        word = int(self._published[slot])
+        count, reason = word & _COUNT_MASK, word >> REASON_SHIFT
+        fresh, size = count - self._seen[slot], self._ring.shape[1]
+        if not 0 <= fresh <= size:
+            raise RuntimeError(f"the output ring of slot {slot} overflowed: {fresh} tokens unread, {size} kept")
         tokens: list[int] = []
-        if count > seen:
-            start, end = seen % size, count % size
-            ring = state.ring_tokens[slot]
-            tokens = ring[start:end].tolist() if start < end else torch.cat((ring[start:], ring[:end])).tolist()
-        self._seen[slot] = count
-        return Delivery(tokens, finished, int(state.finish_reason[slot]) if finished else 0)
+        if fresh:
+            ring, start, end = self._ring[slot], (count - fresh) % size, count % size
+            tokens = ring[start:end].tolist() if start < end else ring[start:].tolist() + ring[:end].tolist()
+            self._seen[slot] = count
+            self._taken[slot] = count
+        return Delivery(tokens, reason)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from .host_memory import shared
 
 FINISH_NONE = 0
 FINISH_STOP = 1
 FINISH_LENGTH = 2
 FINISH_CANCELLED = 3
 FINISH_ERROR = 4
+
+REASON_SHIFT = 56
+"""`published` holds a `FINISH_*` code from this bit on, and the count of tokens below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +37,13 @@ class StateShape:
     """The most token positions of one verify."""
     max_stop_tokens: int = 8
     """Stop tokens of one row."""
+    ring: int = 0
+    """Tokens that the output ring of a row holds until the host takes them, K + 1 at least; 0 stands for the
+    context. A row whose ring could not hold another round's tokens ends the loop of rounds."""
 
     def __post_init__(self) -> None:
+        if self.ring == 0:
+            object.__setattr__(self, "ring", max(self.context, self.num_drafts + 1))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name == "num_drafts" else 1
@@ -40,6 +51,29 @@ class StateShape:
                 raise ValueError(f"{field.name} must be at least {least}, got {value}")
         if self.max_bucket > self.slots:
             raise ValueError(f"max_bucket ({self.max_bucket}) must not exceed slots ({self.slots})")
+        if self.ring <= self.num_drafts:
+            raise ValueError(f"ring must hold the {self.num_drafts + 1} tokens of one round, got {self.ring}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostView:
+    """The host's side of the tensors that it shares with the device; each is a field of `DecodeState` too.
+
+    The host may read and write these at any time, also while a loop of rounds runs, and no others.
+    """
+
+    ring_tokens: torch.Tensor
+    """int32 [R1, ring]; the device writes."""
+    published: torch.Tensor
+    """int64 [R1]; the device writes."""
+    taken: torch.Tensor
+    """int64 [R1]; the host writes."""
+    cancel: torch.Tensor
+    """bool [R1]; the host writes."""
+    pause: torch.Tensor
+    """bool [1]; the host writes."""
+    leave_on_finish: torch.Tensor
+    """bool [1]; the host writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +85,8 @@ class DecodeState:
     """
 
     shape: StateShape
+    host: HostView
+    """What the host sees of the tensors marked as shared; on the CPU they are the same tensors."""
 
     # Sequences, by slot.
     tokens: torch.Tensor
@@ -64,7 +100,7 @@ class DecodeState:
     finish_reason: torch.Tensor
     """int32 [R1]: one of the `FINISH_*` codes."""
     cancel: torch.Tensor
-    """bool [R1]: written by the host, read by commit: the row ends with reason `cancelled`."""
+    """bool [R1], shared, written by the host: the row ends with reason `cancelled` after its next round."""
     stop_token_ids: torch.Tensor
     """int32 [R1, S], padded with -1."""
 
@@ -114,9 +150,13 @@ class DecodeState:
     width_index: torch.Tensor
     """int32 [1]: which verify width the budget step chose."""
     running: torch.Tensor
-    """bool [1]: some row of the bucket is unfinished and the host has not asked for a pause."""
+    """bool [1]: the loop of rounds goes on; see `kernels.commit` for when it does not."""
+    rounds_left: torch.Tensor
+    """int32 [1]: rounds that the loop may still run before it returns to the host."""
     pause: torch.Tensor
-    """bool [1]: written by the host: leave the loop after this round."""
+    """bool [1], shared, written by the host: leave the loop after this round."""
+    leave_on_finish: torch.Tensor
+    """bool [1], shared, written by the host: leave the loop when a row finishes; others wait for its slot."""
 
     # What verify left for accept.
     logits: torch.Tensor
@@ -138,9 +178,14 @@ class DecodeState:
 
     # The output ring, by slot.
     ring_tokens: torch.Tensor
-    """int32 [R1, ring]: emitted tokens at index `count % ring`."""
+    """int32 [R1, ring], shared: emitted tokens at index `count % ring`."""
     ring_count: torch.Tensor
-    """int64 [R1]: tokens ever emitted by the row's request; published after the tokens themselves."""
+    """int64 [R1]: tokens ever emitted by the row's request."""
+    published: torch.Tensor
+    """int64 [R1], shared: `ring_count | finish_reason << REASON_SHIFT`, written after the tokens themselves. One word
+    carries both, so that a host that sees a row finished has seen all its tokens."""
+    taken: torch.Tensor
+    """int64 [R1], shared, written by the host: how many of the row's tokens it has taken from the ring."""
 
     # Metrics, by slot.
     rounds: torch.Tensor
@@ -157,9 +202,17 @@ class DecodeState:
         Args:
             shape: the sizes.
             dtype: of the logits.
-            device: of every tensor.
+            device: of every tensor; those that the host shares are in its memory.
         """
         r1, context, k = shape.slots + 1, shape.context, shape.num_drafts
+        both = {
+            "ring_tokens": shared((r1, shape.ring), torch.int32, device),
+            "published": shared((r1,), torch.int64, device),
+            "taken": shared((r1,), torch.int64, device),
+            "cancel": shared((r1,), torch.bool, device),
+            "pause": shared((1,), torch.bool, device),
+            "leave_on_finish": shared((1,), torch.bool, device),
+        }
 
         def full(size: tuple[int, ...], value: float | bool, kind: torch.dtype) -> torch.Tensor:
             return torch.full(size, value, dtype=kind, device=device)
@@ -169,12 +222,13 @@ class DecodeState:
 
         return cls(
             shape=shape,
+            host=HostView(**{name: pair.host for name, pair in both.items()}),
+            **{name: pair.device for name, pair in both.items()},
             tokens=zeros((r1, context)),
             length=full((r1,), 1, torch.int32),
             limit=zeros((r1,)),
             finished=full((r1,), True, torch.bool),
             finish_reason=zeros((r1,)),
-            cancel=full((r1,), False, torch.bool),
             stop_token_ids=full((r1, shape.max_stop_tokens), -1, torch.int32),
             temperature=zeros((r1,), torch.float32),
             top_k=zeros((r1,)),
@@ -197,7 +251,7 @@ class DecodeState:
             window_rows=full((shape.max_width,), -1, torch.int32),
             width_index=zeros((1,)),
             running=full((1,), False, torch.bool),
-            pause=full((1,), False, torch.bool),
+            rounds_left=zeros((1,)),
             logits=zeros((shape.max_width, shape.vocab_size), dtype),
             sampled=zeros((shape.max_width,)),
             log_normalizer=zeros((shape.max_width,), torch.float32),
@@ -205,7 +259,6 @@ class DecodeState:
             token_failed=full((shape.max_width,), False, torch.bool),
             prefill_slot=full((1,), shape.slots, torch.int32),
             prefill_range=zeros((2,)),
-            ring_tokens=zeros((r1, context)),
             ring_count=zeros((r1,), torch.int64),
             rounds=zeros((r1,), torch.int64),
             histogram=zeros((r1, k + 1, k + 1), torch.int64),
@@ -213,8 +266,9 @@ class DecodeState:
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its field name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "shape"}
+        """Every tensor by its field name, the device's side of those that are shared."""
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
     @property
     def reserved_slot(self) -> int:

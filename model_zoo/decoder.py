@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from ..kernels.embed_tokens import embed_tokens
 from ..kernels.linear import linear
+from ..kernels.project_logits import project_logits
 from ..kernels.rms_norm import rms_norm
 from ..kernels.window import Window
 from .attention import head_attention
@@ -95,14 +96,6 @@ def decoder_layer(
     return hidden if weights.scale is None else hidden * weights.scale
 
 
-def head(hidden: torch.Tensor, weight: torch.Tensor, soft_cap: float) -> torch.Tensor:
-    """Logits, [W, hidden] to [W, vocab]; with a soft cap, `cap * tanh(logits / cap)`."""
-    logits = linear(hidden, weight)
-    if soft_cap == 0.0:
-        return logits
-    return torch.tanh(logits / soft_cap) * soft_cap
-
-
 class DecoderModel:
     """A decoder: weights, rotary tables, and the compiled functions."""
 
@@ -139,7 +132,6 @@ class DecoderModel:
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
-        self._head = compile_region(head)
         self._project_inputs = compile_region(layer_inputs)
 
     def _layer_constants(self, layer: int) -> LayerConstants:
@@ -219,9 +211,7 @@ class DecoderModel:
         Returns:
             The final norm's output, and one [W, hidden] per entry of `aux_layers`.
         """
-        hidden = F.embedding(window.tokens, self.weights.embedding)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
+        hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
         states = {0: hidden}
         inputs = self._layer_inputs(window.tokens, hidden)
         for index, weights in enumerate(self.weights.layers):
@@ -249,10 +239,13 @@ class DecoderModel:
         assert self.weights.layer_embedding is not None, "the weights lack the layers' embeddings"
         # Rounded to the model's type, as in transformers.
         scale = float(torch.tensor(self.config.per_layer_input.size**0.5).to(self.dtype))
-        own = F.embedding(tokens, self.weights.layer_embedding) * scale
+        own = embed_tokens(tokens, self.weights.layer_embedding, scale)
         projection, norm = self.weights.layer_projection, self.weights.layer_projection_norm
         return self._project_inputs(own, hidden, projection, norm, self.config.num_layers, self.config.norm_eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied."""
-        return self._head(hidden, self.weights.head, self.config.final_soft_cap)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied; into `out` if it is given."""
+        if out is None:
+            out = hidden.new_empty((hidden.shape[0], self.config.vocab_size))
+        project_logits(hidden, self.weights.head, self.config.final_soft_cap, out)
+        return out

@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `fetch` and `doctor`."""
+"""The command line: `draftgraph demo`, `generate`, `profile`, `fetch` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .cli_demo import demo
 from .cli_doctor import doctor
 from .cli_fetch import fetch
 from .cli_generate import generate
+from .cli_profile import profile
 
 app = typer.Typer(
     name="draftgraph",
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, fetch, doctor):
+for command in (demo, generate, profile, fetch, doctor):
     app.command()(command)
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,11 +23,9 @@ from .errors import ConfigError, RequestError
 from .models import model_source
 from .outputs import GenerationResult, StreamChunk
 from .progress import terminal_progress
+from .prompts import chat_or_text
 from .sampling_params import SamplingParams
 from .speculative_config import SpeculativeConfig
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 SAMPLING, ENGINE = "Sampling", "Engine"
 
@@ -129,7 +127,7 @@ def generate(
             metrics="detailed" if as_json else "summary",
         )
         with engine:
-            request = _request(engine, text, chat, system)
+            request = chat_or_text(engine.tokenizer, text, chat=chat, system=system)
             # A stream checks its request when it is opened: do that before compiling, which takes longer.
             engine.stream(request, params).close()
             with terminal_progress() as progress:
@@ -155,16 +153,6 @@ def generate(
         if result.finish_reason == "error":
             typer.echo(f"error: {result.error}", err=True)
             raise typer.Exit(EXIT_FAILED)
-
-
-def _request(engine: Engine, text: str, chat: bool | None, system: str | None) -> str | list[dict[str, str]]:
-    """The prompt as the engine takes it: text, or the messages of a chat."""
-    if chat is None:
-        chat = system is not None or bool(getattr(engine.tokenizer, "chat_template", None))
-    if not chat:
-        return text
-    messages = [{"role": "user", "content": text}]
-    return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
 class _Answers:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from ..graphs import DecodeState, Executor, Mailbox, Program, bucket_for
+from ..graphs import (
+    CaptureReport,
+    DecodeState,
+    Executor,
+    HostExecutor,
+    HostReader,
+    Mailbox,
+    Program,
+    bucket_for,
+    upload,
+)
 from ..graphs.buckets import chunk_width
 from ..graphs.state import FINISH_ERROR
+from ..profiling.floor import RoundShape, StepCost
+from ..profiling.observer import Observer, Observers
 from .interrupts import deferred_interrupt
 from .outputs import FinishReason
 from .request import Phase, Request
@@ -36,15 +49,27 @@ class CorePlan:
     reuse_generated: bool
     """Whether the KV of generated tokens may serve a later prompt; not under `exact=True`, where a prompt's KV must
     come from prefill chunks alone."""
+    rounds_per_launch: int = 2**30
+    """The most rounds of a loop before it returns to the host by itself; by default as good as no limit."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rounds_per_launch < 2**31:
+            raise ValueError(f"rounds_per_launch must be from 1 to {2**31 - 1}, got {self.rounds_per_launch}")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Loop:
-    """The decoding loop under way: an executor's iterator over one program, and for whom it runs."""
+    """The decoding loop under way: an executor's iterator over the program of a bucket, for all decoding requests.
+
+    Until it has ended or been closed the device may be running it, and then the host touches nothing of the state but
+    `DecodeState.host`.
+    """
 
     rounds: Generator[None, None, None]
-    version: int
-    rows: list[Request] = field(default_factory=list)
+    bucket: int
+
+
+_ENDED = object()
 
 
 class EngineCore:
@@ -62,10 +87,17 @@ class EngineCore:
         self.state, self.plan = state, plan
         self._builder, self._speculator, self._executor = builder, speculator, executor
         self._scheduler = Scheduler(slots)
-        self._mailbox = Mailbox(state)
+        self._mailbox, self._reader = Mailbox(state), HostReader(state.device)
         self._programs: dict[tuple[str, int, bool], Program] = {}
         self._logprobs: LogprobBuffers | None = None
         self._loop: _Loop | None = None
+        self._own_executor = executor
+        self._observers: list[tuple[Observer, bool]] = []
+        self._observer = Observer()
+        self._ended: list[int] = []
+        """Slots of requests that the host ended, which the device may not know yet."""
+        self._unclean: list[int] = []
+        """Slots whose KV must be cleared before another request gets them."""
 
     @property
     def busy(self) -> bool:
@@ -77,11 +109,13 @@ class EngineCore:
         self._scheduler.submit(request)
 
     def cancel(self, request: Request) -> None:
-        """Ends a request with reason `cancelled`; its slot is free at once, and its tokens so far are kept."""
-        if request.phase is Phase.DONE:
-            return
-        self._leave_loop()
-        self._finish(request, "cancelled")
+        """Ends a request with reason `cancelled`; its tokens so far are kept, and the others go on."""
+        if request.phase is Phase.DECODE:
+            self._deliver(request, time.perf_counter())
+        if request.result is None:
+            self._finish(request, "cancelled")
+        if not self._scheduler.decoding:
+            self._leave_loop()
 
     def step(self) -> None:
         """Advances every request: admissions, one prefill chunk, one round, and delivery of what came out."""
@@ -95,45 +129,102 @@ class EngineCore:
                     self._start(request)
             if self._scheduler.decoding:
                 self._round()
+            if not self._scheduler.decoding:
+                self._leave_loop()
 
     def abort(self, error: str | None) -> None:
         """Ends every unfinished request and frees every slot: as failed with a message, or else as cancelled."""
-        self._loop = None
+        if error is None:
+            self._leave_loop()
+        else:
+            # What broke may break this too, and every request must learn of the first error.
+            with contextlib.suppress(Exception):
+                self._stop_loop()
         for request in self._scheduler.unfinished():
             self._finish(request, "cancelled" if error is None else "error", error=error)
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Runs every step of every program once with padding rows only, which touch the reserved slot alone."""
+        """Compiles and captures every program; requests under way are not disturbed."""
         self._leave_loop()
-        state = self.state
-        state.slot_of_row.fill_(state.reserved_slot)
-        state.prefill_slot.fill_(state.reserved_slot)
-        state.prefill_range.zero_()
-        steps = [(program, step) for program in self.programs() for step in program.steps()]
-        for number, (program, step) in enumerate(steps):
-            if progress is not None:
-                progress(number, len(steps), f"{program.name} {step.name}")
-            self._executor.run(Program(step.name, step, state))
+        programs = list(self.programs())
+        done, total = 0, sum(1 for program in programs for _ in program.steps())
+        for program in programs:
+
+            def tell(step: str, program: str = program.name) -> None:
+                nonlocal done
+                if progress is not None:
+                    progress(done, total, f"{program} {step}")
+                done += 1
+
+            self._own_executor.prepare(program, tell)
         if progress is not None:
-            progress(len(steps), len(steps), "done")
+            progress(total, total, "done")
+
+    @property
+    def capture_report(self) -> CaptureReport:
+        """Which graphs were captured so far."""
+        return self._own_executor.report
+
+    def propose_cost(self, shape: RoundShape) -> StepCost | None:
+        """The least that drafting costs in a round; None for plain decoding."""
+        return None if self._speculator is None else self._speculator.propose_cost(shape)
+
+    def attach(self, observer: Observer, *, on_host: bool) -> None:
+        """Lets `observer` see the requests from now on, and what the host executor runs.
+
+        Args:
+            observer: told first of the requests under way.
+            on_host: run the programs through a host executor meanwhile, whatever executor the engine has, so that
+                the observer sees their steps.
+
+        Raises `ValueError` for an observer that is attached already.
+        """
+        if any(observer is attached for attached, _ in self._observers):
+            raise ValueError("this observer is attached to the engine already; one may be attached once at a time")
+        self._observers.append((observer, on_host))
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_started(request.number, len(request.prompt_ids))
+            if request.phase is Phase.DECODE:
+                observer.request_decoding(request.number)
+
+    def detach(self, observer: Observer) -> None:
+        """Ends what `attach` began; to the observer, requests under way end here."""
+        self._observers = [entry for entry in self._observers if entry[0] is not observer]
+        self._apply_observers()
+        for request in self._scheduler.unfinished():
+            if request.slot >= 0:
+                observer.request_finished(request.number)
+
+    def _apply_observers(self) -> None:
+        self._leave_loop()
+        observers = [observer for observer, _ in self._observers]
+        # None, not an observer that sees nothing: then a round does no more than without this feature.
+        observer = None if not observers else observers[0] if len(observers) == 1 else Observers(*observers)
+        self._observer = observer or Observer()
+        self._executor = self._own_executor
+        if isinstance(self._own_executor, HostExecutor):
+            self._own_executor.observer = observer
+        elif any(on_host for _, on_host in self._observers):
+            self._executor = HostExecutor(observer)
 
     def programs(self) -> Iterator[Program]:
-        """Every program that ordinary requests run, built on demand."""
-        for width in self.plan.prefill_widths:
+        """Every program that ordinary requests run, built on demand; the largest first, as capture wants them."""
+        for width in reversed(self.plan.prefill_widths):
             yield self._program("prefill", width)
-        for bucket in self.plan.buckets:
+        for bucket in reversed(self.plan.buckets):
             yield self._program("round", bucket)
 
     # Requests and slots
 
     def _load(self, request: Request) -> None:
-        """Writes a request into its slot; it takes part in no round yet."""
+        """Writes a request into its slot; it takes part in no round yet. No loop runs."""
         state, slot, params = self.state, request.slot, request.params
-        prompt = torch.tensor(request.prompt_ids, dtype=torch.int32)
-        stop = torch.full((state.shape.max_stop_tokens,), -1, dtype=torch.int32)
-        stop[: len(request.stop_token_ids)] = torch.tensor(request.stop_token_ids, dtype=torch.int32)
-        state.tokens[slot, : len(prompt)] = prompt.to(state.device)
-        state.stop_token_ids[slot] = stop.to(state.device)
+        prompt, stop = request.prompt_ids, request.stop_token_ids
+        padding = (-1,) * (state.shape.max_stop_tokens - len(stop))
+        upload(prompt, state.tokens[slot, : len(prompt)])
+        upload((*stop, *padding), state.stop_token_ids[slot])
         state.length[slot] = len(prompt)
         state.limit[slot] = request.limit
         state.temperature[slot] = params.temperature
@@ -141,12 +232,13 @@ class EngineCore:
         state.top_p[slot] = params.top_p
         state.min_p[slot] = params.min_p
         state.seed[slot] = request.seed
-        for cleared in (state.cancel, state.finish_reason, state.failed, state.draft_count, state.rounds):
+        for cleared in (state.finish_reason, state.failed, state.draft_count, state.ring_count, state.rounds):
             cleared[slot] = 0
         state.histogram[slot].zero_()
         self._mailbox.open(slot)
         if self._speculator is not None:
             self._speculator.admit(slot)
+        self._observer.request_started(request.number, len(request.prompt_ids))
 
     def _prefill_chunk(self) -> None:
         request = self._scheduler.next_to_prefill()
@@ -156,69 +248,103 @@ class EngineCore:
         width = chunk_width(remaining, self.plan.prefill_widths)
         count = min(width, remaining)
         self.state.prefill_slot.fill_(request.slot)
-        self.state.prefill_range.copy_(torch.tensor([request.prefilled, count], dtype=torch.int32))
+        upload((request.prefilled, count), self.state.prefill_range)
         self._executor.run(self._program("prefill", width))
         request.prefilled += count
 
     def _start(self, request: Request) -> None:
         self.state.finished[request.slot] = False
         self._scheduler.start(request)
+        self._observer.request_decoding(request.number)
 
-    def _finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
-        """Ends a request: its result is made and its slot given back."""
-        if request.slot >= 0:
-            self.state.finished[request.slot] = True
-        finish_request(request, self.state, self.plan.metrics, self._logprobs, reason, error=error)
+    def _finish(
+        self, request: Request, reason: FinishReason, *, error: str | None = None, by_device: bool = False
+    ) -> None:
+        """Ends a request: its result is made and its slot given back, for use once the loop has been left.
+
+        `by_device`: the device has ended the row itself. Otherwise it is asked to, and what it still publishes of the
+        row is for nobody.
+        """
+        if request.phase is Phase.DECODE and not by_device:
+            self._mailbox.cancel(request.slot)
+            self._ended.append(request.slot)
+        finish_request(request, self.state, self._reader, self.plan.metrics, self._logprobs, reason, error=error)
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
         # What no finite logits vouch for must not be read again, not even masked: zero times NaN is NaN.
         if error or request.phase is Phase.PREFILL:
             cached = ()
             if request.slot >= 0:
-                self._builder.clear_cache(request.slot)
+                self._unclean.append(request.slot)
         self._scheduler.finish(request, cached)
+        if request.slot >= 0:
+            self._observer.request_finished(request.number)
 
     # Rounds
 
     def _round(self) -> None:
-        loop = self._loop
-        if loop is None or loop.version != self._scheduler.version:
-            loop = self._enter_loop()
-        next(loop.rounds, None)
-        now = time.perf_counter()
-        for request in loop.rows:
-            self._deliver(request, now)
+        """Lets the loop run until the host may look, and delivers what came out."""
+        if self._loop is not None and self._bucket() < self._loop.bucket:
+            self._leave_loop()
+            if not self._scheduler.decoding:
+                return
+        self.state.host.leave_on_finish[0] = self._scheduler.waiting
+        if self._loop is None:
+            self._loop = self._enter_loop()
+        if next(self._loop.rounds, _ENDED) is _ENDED:
+            self._loop = None
+        self._collect()
+
+    def _bucket(self) -> int:
+        return bucket_for(len(self._scheduler.decoding), self.plan.buckets)
 
     def _enter_loop(self) -> _Loop:
         self._leave_loop()
-        rows = list(self._scheduler.decoding)
-        bucket = bucket_for(len(rows), self.plan.buckets)
-        slots = [r.slot for r in rows] + [self.state.reserved_slot] * (bucket - len(rows))
-        self.state.slot_of_row[:bucket] = torch.tensor(slots, dtype=torch.int32).to(self.state.device)
-        self.state.pause.fill_(False)
-        self.state.running.fill_(True)
+        state, rows, bucket = self.state, self._scheduler.decoding, self._bucket()
+        slots = [r.slot for r in rows] + [state.reserved_slot] * (bucket - len(rows))
+        upload(slots, state.slot_of_row[:bucket])
+        state.host.pause[0] = False
+        # While a prompt is being written, its next chunk is due after one round.
+        state.rounds_left.fill_(1 if self._scheduler.wants_control else self.plan.rounds_per_launch)
+        state.running.fill_(True)
         logprobs = any(r.params.logprobs is not None for r in rows)
-        program = self._program("round", bucket, logprobs)
-        self._loop = _Loop(self._executor.rounds(program), self._scheduler.version, rows)
-        return self._loop
+        return _Loop(self._executor.rounds(self._program("round", bucket, logprobs)), bucket)
 
     def _leave_loop(self) -> None:
-        """Stops the loop at the end of its round, so that rows can come and go."""
+        """Ends the loop, so that rows can come and go: afterwards the device is idle and all it published delivered."""
+        if self._loop is not None:
+            self._stop_loop()
+            self._collect()
+        for slot in self._ended:
+            self.state.finished[slot] = True
+        self._ended.clear()
+        for slot in self._unclean:
+            self._builder.clear_cache(slot)
+        self._unclean.clear()
+
+    def _stop_loop(self) -> None:
+        """Asks for a pause and waits for the rounds under way."""
         loop, self._loop = self._loop, None
         if loop is not None:
-            self.state.pause.fill_(True)
+            self.state.host.pause[0] = True
             loop.rounds.close()
+
+    def _collect(self) -> None:
+        """Delivers what the rows have published since the last look."""
+        now = time.perf_counter()
+        for request in list(self._scheduler.decoding):
+            self._deliver(request, now)
 
     def _deliver(self, request: Request, now: float) -> None:
         delivery = self._mailbox.collect(request.slot)
         stopped = bool(delivery.tokens) and record_tokens(request, delivery.tokens, now)
         if stopped:  # a stop string: the tokens past it are taken back, and the slot is cut off there
-            self._finish(request, "stop")
+            self._finish(request, "stop", by_device=delivery.finished)
         elif delivery.finished:
             error = None
             if delivery.finish_reason == FINISH_ERROR:
                 position = len(request.prompt_ids) + len(request.token_ids)
                 error = f"the target model produced logits that are not finite at position {position}"
-            self._finish(request, finish_name(delivery.finish_reason), error=error)
+            self._finish(request, finish_name(delivery.finish_reason), error=error, by_device=True)
 
     def _program(self, kind: str, size: int, logprobs: bool = False) -> Program:
         key = (kind, size, logprobs)

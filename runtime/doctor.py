@@ -49,7 +49,7 @@ def report() -> dict[str, Any]:
         "cache": _cache(),
         "executors": [
             {"name": status.name, "available": status.available, "reason": status.reason}
-            for status in available_executors(kind)
+            for status in available_executors(kind, cache_directory(), fresh=True)
         ],
     }
 

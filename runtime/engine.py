@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..graphs import CaptureReport
+from ..profiling.floor import ModelSizes, RoundShape, StepCost, prefill_cost, round_costs
+from ..profiling.nvtx_ranges import NvtxRanges, wanted
+from ..profiling.observer import Observer
 from .core import EngineCore
 from .detokenizer import IncrementalDetokenizer
 from .engine_config import EngineConfig
 from .errors import ConfigError, DraftgraphError, RequestError
 from .loading import LoadedModel, build_core, load_target
+from .model_sizes import model_sizes
 from .outputs import GenerationResult
 from .prompts import Prompt, encode_prompt, is_batch
 from .request import Request
@@ -47,8 +54,11 @@ class Engine:
         self.tokenizer = target.tokenizer
         self.model_path: Path = target.path
         """The local directory of the weights in use."""
+        self._decoder_config = target.config
         self._lock = threading.RLock()
         self._closed = False
+        if wanted():
+            core.attach(NvtxRanges(), on_host=False)
 
     @classmethod
     def from_pretrained(
@@ -75,7 +85,7 @@ class Engine:
             model: a local directory, a GGUF file, a hub id, or an alias such as `smollm2-135m`.
             speculative_config: how to draft, as a `SpeculativeConfig`, a dict or JSON; None decodes plainly.
             dtype: of weights and KV: float32, bfloat16, float16 or auto.
-            device: cpu or auto.
+            device: cpu, cuda or auto, which is cpu.
             max_model_len: most tokens of a sequence, prompt and answer together.
             max_batch_size: sequences that decode together; more are queued.
             batch_buckets: padded batch sizes, ascending; the last holds `max_batch_size`.
@@ -94,6 +104,10 @@ class Engine:
             CheckpointError: the weights are damaged or do not fit their config.
             UnsupportedModelError: the model's family is not supported.
         """
+        try:
+            wanted()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         speculative = SpeculativeConfig.parse(speculative_config)
         config = EngineConfig(
             speculative=speculative,
@@ -151,14 +165,54 @@ class Engine:
         self._submit(requests)
         return TokenStream(self, requests)
 
-    def warmup(self, progress: Progress | None = None) -> None:
-        """Runs every step of every program once on padding, so that nothing is compiled later.
+    def warmup(self, progress: Progress | None = None) -> CaptureReport:
+        """Compiles every step of every program, and captures it where the executor does, so that nothing is later.
 
-        `progress` is called before each step and once at the end.
+        `progress` is called before each step and once at the end. Returns which graphs were captured: their nodes,
+        megabytes and seconds (`CaptureReport.table`); none with the host executor.
+
+        Raises:
+            CaptureError: a step cannot be captured; names it and the reason.
         """
         with self._lock:
             self._require_open()
             self._core.warmup(progress)
+            return self._core.capture_report
+
+    @contextmanager
+    def observe(self, observer: Observer) -> Iterator[None]:
+        """Lets an observer, such as a `StepTimer`, watch all that the engine does inside the `with` block.
+
+        Meanwhile the host executor runs the programs, one step at a time, whatever executor the engine has: the
+        tokens are the same, and only there can steps be told apart. Several observers may be attached at once, at
+        any time and from any thread; each takes effect between two rounds. Raises `ValueError` for one that is
+        attached already.
+        """
+        with self._lock:
+            self._require_open()
+            self._core.attach(observer, on_host=True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if not self._closed:
+                    self._core.detach(observer)
+
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """What the floor counts with; an `UnsupportedModelError` for models with parts that it does not count."""
+        return model_sizes(self._decoder_config)
+
+    def round_costs(self, shape: RoundShape) -> dict[str, StepCost]:
+        """The least that each phase of a round of this engine must move and compute; `shape` gives the dtypes."""
+        with self._lock:
+            self._require_open()
+            return round_costs(self.model_sizes, shape, self._core.propose_cost(shape))
+
+    def prefill_cost(self, *, width: int, tokens: float, context: float) -> StepCost:
+        """The least that a prefill chunk must move and compute: `tokens` of `width`, after `context` cached ones."""
+        dtype = self.config.torch_dtype
+        return prefill_cost(self.model_sizes, width=width, tokens=tokens, context=context, dtype=dtype)
 
     def close(self) -> None:
         """Cancels what is running and lets go of the model and the state; the engine cannot be used afterwards."""

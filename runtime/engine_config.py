@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..graphs.buckets import batch_buckets, validated_buckets
-from ..kernels.device import has_fast_bfloat16
+from ..kernels.device import DEVICES, checked_device, has_fast_bfloat16
 from .errors import ConfigError, NotAvailableError
 from .speculative_config import SpeculativeConfig
 
@@ -24,7 +24,7 @@ class EngineConfig:
     dtype: str | torch.dtype = "auto"
     """Of weights and KV: float32, bfloat16, float16, or auto: bfloat16 where the device computes in it."""
     device: str | torch.device = "auto"
-    """cpu, or auto."""
+    """cpu, cuda, or auto, which is cpu."""
     max_model_len: int | None = None
     """Most tokens of a sequence, prompt and answer; None: what the model was made for, at most 8192."""
     max_batch_size: int = 4
@@ -68,17 +68,20 @@ class EngineConfig:
     def torch_device(self) -> torch.device:
         """The device to run on; raises `ConfigError` or `NotAvailableError` when it cannot be used."""
         if self.device == "auto":
+            # Not cuda, even where there is one: what runs on it has not yet been run on hardware.
             return torch.device("cpu")
         try:
             device = torch.device(self.device)
         except (RuntimeError, TypeError):
-            raise ConfigError(f"device must be cpu or auto, got {self.device!r}") from None
-        if device.type != "cpu":
+            raise ConfigError(f"device must be cpu, cuda or auto, got {self.device!r}") from None
+        if device.type not in DEVICES:
+            raise NotAvailableError(f"device {str(self.device)!r} is not supported; accepted: cpu, cuda, auto")
+        try:
+            return checked_device(device)
+        except ValueError as error:
             raise NotAvailableError(
-                f"device {str(self.device)!r} is not available in this version, whose engine has not run on a "
-                f"{device.type} device yet; available: cpu"
-            )
-        return device
+                f"device {str(self.device)!r} cannot be used: {error}; accepted: cpu, auto"
+            ) from None
 
     @property
     def torch_dtype(self) -> torch.dtype:

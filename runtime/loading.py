@@ -10,12 +10,22 @@ from typing import Any
 
 import torch
 
-from ..graphs import DecodeState, Executor, StateShape, choose_executor, compile_region, eager_region, prefill_widths
+from ..graphs import (
+    DecodeState,
+    Executor,
+    StateShape,
+    choose_executor,
+    compile_region,
+    eager_region,
+    prefill_widths,
+    select_executor,
+)
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
 from ..model_zoo.errors import CheckpointError
+from .cache import cache_directory
 from .core import CorePlan, EngineCore
 from .engine_config import EngineConfig
 from .errors import ConfigError
@@ -46,7 +56,7 @@ def load_target(
 ) -> LoadedModel:
     """Resolves, checks and loads a target model, cheapest checks first."""
     config.speculative.require_available()
-    _executor(config)
+    _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
         _widths(config, num_drafts)
@@ -73,8 +83,23 @@ def load_target(
     return LoadedModel(path, decoder, model, tokenizer, max_model_len)
 
 
-def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
-    """Allocates the decode state and the cache, and assembles the loop around them."""
+def build_core(
+    target: LoadedModel,
+    config: EngineConfig,
+    *,
+    executor: Executor | None = None,
+    ring: int | None = None,
+    rounds_per_launch: int | None = None,
+) -> EngineCore:
+    """Allocates the decode state and the cache, and assembles the loop around them.
+
+    Args:
+        target: the model.
+        config: checked by `load_target`.
+        executor: in place of the one that the configuration names.
+        ring: tokens of a row's output ring; by default as many as a sequence may have.
+        rounds_per_launch: see `CorePlan`.
+    """
     device = config.torch_device
     num_drafts = config.speculative.num_speculative_tokens or 0
     widths = _widths(config, num_drafts)
@@ -87,6 +112,7 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
+            ring=ring or 0,
         ),
         dtype=config.torch_dtype,
         device=device,
@@ -107,8 +133,9 @@ def build_core(target: LoadedModel, config: EngineConfig) -> EngineCore:
         metrics=config.metrics,
         max_logprobs=MAX_LOGPROBS,
         reuse_generated=not config.exact,
+        **({} if rounds_per_launch is None else {"rounds_per_launch": rounds_per_launch}),
     )
-    executor = _executor(config)
+    executor = executor or _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
 
 
@@ -122,11 +149,16 @@ def _tokenizer(path: Path) -> Any:
         raise CheckpointError(f"the tokenizer in {path} cannot be loaded: {reason}") from error
 
 
-def _executor(config: EngineConfig) -> Executor:
+def _check_executor(config: EngineConfig) -> None:
     try:
-        return choose_executor(config.executor, config.torch_device)
+        select_executor(config.executor, config.torch_device, cache_directory())
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _executor(config: EngineConfig) -> Executor:
+    _check_executor(config)
+    return choose_executor(config.executor, config.torch_device, cache_directory())
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:

@@ -89,3 +89,20 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
 
 def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and hasattr(value, "__index__")
+
+
+def chat_or_text(tokenizer: Any, text: str, *, chat: bool | None = None, system: str | None = None) -> Prompt:
+    """A user's text as a prompt: the messages of a chat, or the text itself.
+
+    Args:
+        tokenizer: of the model.
+        text: what the user wrote.
+        chat: whether to make a chat of it; None: if there is a system message or the model has a chat template.
+        system: the system message.
+    """
+    if chat is None:
+        chat = system is not None or bool(getattr(tokenizer, "chat_template", None))
+    if not chat:
+        return text
+    messages: list[Message] = [{"role": "user", "content": text}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import time
 from dataclasses import dataclass, field
 
 from .detokenizer import IncrementalDetokenizer
 from .outputs import GenerationResult, StreamChunk
 from .sampling_params import SamplingParams
+
+_numbers = itertools.count()
 
 
 class Phase(enum.Enum):
@@ -37,6 +40,8 @@ class Request:
     synthetic: bool = False
     """Its drafts are accepted at given rates, for a benchmark."""
 
+    number: int = field(default_factory=_numbers.__next__)
+    """Tells the requests of a process apart."""
     phase: Phase = Phase.WAITING
     slot: int = -1
     prefilled: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import chain, repeat
 
-from ..graphs import DecodeState
+from ..graphs import DecodeState, HostReader
 from ..graphs.state import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 from .outputs import FinishReason, GenerationResult, RequestMetrics, StreamChunk, TokenLogprobs
 from .request import Request
@@ -42,13 +42,18 @@ def record_tokens(request: Request, tokens: list[int], now: float) -> bool:
 def finish_request(
     request: Request,
     state: DecodeState,
+    reader: HostReader,
     metrics: str,
     logprobs: LogprobBuffers | None,
     reason: FinishReason,
     *,
     error: str | None = None,
 ) -> None:
-    """Makes the request's result and its last chunk; reads the counters that the device kept."""
+    """Makes the request's result and its last chunk; reads the counters that the device kept.
+
+    The device may still be running: for other rows, or even for this one if the host ended it. Then rounds that began
+    before the device learned of it count too.
+    """
     tail = request.detokenizer.finish()
     request.text.append(tail)
     match = request.detokenizer.match
@@ -61,8 +66,8 @@ def finish_request(
         finish_reason=reason,
         error=error,
         stop_reason=stop_reason,
-        logprobs=_logprobs(request, logprobs),
-        metrics=None if metrics == "none" else _metrics(request, state, detailed=metrics == "detailed"),
+        logprobs=_logprobs(request, reader, logprobs),
+        metrics=None if metrics == "none" else _metrics(request, state, reader, metrics == "detailed"),
         prompt_token_ids=request.prompt_ids,
         seed=request.seed,
         index=request.index,
@@ -73,13 +78,14 @@ def finish_request(
     )
 
 
-def _metrics(request: Request, state: DecodeState, *, detailed: bool) -> RequestMetrics:
+def _metrics(request: Request, state: DecodeState, reader: HostReader, detailed: bool) -> RequestMetrics:
     slot = request.slot
-    table = state.histogram[slot].tolist() if slot >= 0 else [[0]]
+    table = reader.read(state.histogram[slot]).tolist() if slot >= 0 else [[0]]
     pairs = None
     if detailed:
-        rounds = int(state.rounds[slot]) if slot >= 0 else 0
-        pairs = [(int(a), int(b)) for a, b in state.round_pairs[slot, :rounds].tolist()]
+        rounds = sum(map(sum, table))
+        written = reader.read(state.round_pairs[slot, :rounds]).tolist() if slot >= 0 else []
+        pairs = [(int(a), int(b)) for a, b in written]
     return RequestMetrics.from_histogram(
         table,
         prompt_tokens=len(request.prompt_ids),
@@ -92,7 +98,7 @@ def _metrics(request: Request, state: DecodeState, *, detailed: bool) -> Request
     )
 
 
-def _logprobs(request: Request, buffers: LogprobBuffers | None) -> tuple[TokenLogprobs, ...] | None:
+def _logprobs(request: Request, reader: HostReader, buffers: LogprobBuffers | None) -> tuple[TokenLogprobs, ...] | None:
     wanted = request.params.logprobs
     if wanted is None:
         return None
@@ -100,8 +106,8 @@ def _logprobs(request: Request, buffers: LogprobBuffers | None) -> tuple[TokenLo
         return ()
     start = len(request.prompt_ids)
     end = start + len(request.token_ids)
-    values = buffers.values[request.slot, start:end].tolist()
-    tokens = buffers.tokens[request.slot, start:end].tolist()
+    values = reader.read(buffers.values[request.slot, start:end]).tolist()
+    tokens = reader.read(buffers.tokens[request.slot, start:end]).tolist()
     return tuple(
         TokenLogprobs(
             token_id=ids[0],

@@ -72,13 +72,13 @@ class RoundBuilder:
         if speculator is not None:
             nodes.append(Step("propose", lambda s: speculator.propose(s, bucket)))
         nodes.append(self._budget(bucket, widths))
-        nodes.append(Switch(state.width_index, tuple(self._verify(bucket, width) for width in widths)))
+        verify = tuple(self._verify(bucket, width) for width in widths)
+        # A body without a switch is one graph that can be launched ahead of knowing how the last one ended.
+        nodes.append(Switch(state.width_index, verify) if len(verify) > 1 else verify[0])
         nodes.append(Step("accept", lambda s: self._policy.accept(s, bucket)))
         if logprobs is not None:
             nodes.append(self._record(bucket, logprobs))
-        if detailed:
-            nodes.append(Step("round_pairs", lambda s: _record_pairs(s, bucket)))
-        nodes.append(self._commit(bucket))
+        nodes.append(self._commit(bucket, detailed))
         return Program(f"round[{bucket}]", While(state.running, Sequence(*nodes)), state)
 
     def prefill(self, width: int) -> Program:
@@ -159,8 +159,7 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            hidden = self._model.forward(window, self._cache)
-            s.logits[:width].copy_(self._model.logits(hidden))
+            self._model.logits(self._model.forward(window, self._cache), out=s.logits[:width])
 
         return Step(f"verify[{width}]", verify)
 
@@ -180,7 +179,7 @@ class RoundBuilder:
 
         return Step("logprobs", record)
 
-    def _commit(self, bucket: int) -> Step:
+    def _commit(self, bucket: int, detailed: bool) -> Step:
         speculator = self._speculator
 
         def finish(s: DecodeState) -> None:
@@ -196,23 +195,20 @@ class RoundBuilder:
                 s.limit,
                 s.cancel,
                 s.pause,
+                s.leave_on_finish,
+                s.taken,
                 s.tokens,
                 s.length,
                 s.finished,
                 s.finish_reason,
                 s.ring_tokens,
                 s.ring_count,
+                s.published,
                 s.rounds,
                 s.histogram,
+                s.round_pairs if detailed else None,
+                s.rounds_left,
                 s.running,
             )
 
         return Step("commit", finish)
-
-
-def _record_pairs(state: DecodeState, bucket: int) -> None:
-    """Writes each row's (drafts verified, drafts accepted) at its round's number; a finished row's is not read."""
-    slots = state.slot_of_row[:bucket].long()
-    window = state.cu_tokens[1 : bucket + 1] - state.cu_tokens[:bucket]
-    number = state.rounds[slots].clamp(max=state.round_pairs.shape[1] - 1)
-    state.round_pairs[slots, number] = torch.stack((window - 1, state.accepted[slots]), dim=1)

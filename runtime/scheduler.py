@@ -19,8 +19,6 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._prefilling: deque[Request] = deque()
         self.decoding: list[Request] = []
-        self.version = 0
-        """Changes whenever `decoding` does."""
 
     @property
     def busy(self) -> bool:
@@ -31,6 +29,11 @@ class Scheduler:
     def wants_control(self) -> bool:
         """Whether the host must act before the next round: a slot to fill or a chunk to write."""
         return bool(self._prefilling or (self._waiting and self._slots.free))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any request has no slot yet."""
+        return bool(self._waiting)
 
     def unfinished(self) -> list[Request]:
         """Every request that has not finished."""
@@ -63,7 +66,6 @@ class Scheduler:
         """Adds a request to the decoding rows."""
         request.phase = Phase.DECODE
         self.decoding.append(request)
-        self.version += 1
 
     def next_to_prefill(self) -> Request | None:
         """The request whose chunk is next, in turn among those with prompt left to write."""
@@ -80,7 +82,6 @@ class Scheduler:
             self._waiting.remove(request)
         elif request.phase is Phase.DECODE:
             self.decoding.remove(request)
-            self.version += 1
         elif request in self._prefilling:  # unless `ready` took it out
             self._prefilling.remove(request)
         if request.slot >= 0:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from ...graphs import DecodeState
+from ...profiling.floor import RoundShape, StepCost
 
 
 class BaseSpeculator(ABC):
@@ -13,6 +14,9 @@ class BaseSpeculator(ABC):
 
     `propose` and `commit` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` runs on the
     host between rounds.
+
+    `propose` may run again on the same committed tokens, and then makes the same drafts. A whole round may run after
+    `state.running` became false, whose outcome is dropped: `commit` must then leave what the method keeps as it is.
     """
 
     name: ClassVar[str]
@@ -33,3 +37,7 @@ class BaseSpeculator(ABC):
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Forgets what `slot` held: a new request begins there."""
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """The least that `propose` must move and compute in a round; here, the writing of its drafts."""
+        return StepCost(bytes_written=shape.rows * (shape.num_drafts + 1) * 4)

@@ -9,6 +9,7 @@ import torch
 from ...graphs import DecodeState
 from ...graphs.buckets import power_of_two_at_least
 from ...kernels.ngram_propose import ngram_propose, reset_ngram
+from ...profiling.floor import RoundShape, StepCost, ngram_cost
 from .base import BaseSpeculator
 
 
@@ -60,3 +61,7 @@ class NgramSpeculator(BaseSpeculator):
     def admit(self, slot: int) -> None:
         """Empties the slot's index."""
         reset_ngram(self._heads, self._indexed, slot)
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """The entries of the last round's tokens, and one lookup."""
+        return ngram_cost(shape, min_n=self.min_n, max_n=self.max_n)

@@ -26,11 +26,13 @@ from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
+from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.linear import linear
 from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
+from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
@@ -93,7 +95,10 @@ def state() -> DecodeState:
     s.sampled.copy_(torch.randint(0, VOCAB, s.sampled.shape))
     s.log_normalizer.copy_(torch.logsumexp(s.logits.float(), 1))
     s.threshold.fill_(-1.0)
-    return DecodeState(shape=shape, **{name: tensor.to(DEVICE) for name, tensor in s.tensors().items()})
+    there = DecodeState.allocate(shape, dtype=torch.bfloat16, device=DEVICE)
+    for name, tensor in there.tensors().items():
+        tensor.copy_(getattr(s, name))
+    return there
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -145,13 +150,16 @@ def ending() -> dict[str, OpCase]:
     tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
     ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
     s.length.add_(WIDTH)
-    finishing = (s.stop_token_ids, s.limit, s.cancel, s.pause, s.tokens, s.length, s.finished, s.finish_reason)
-    counters = (s.ring_tokens, s.ring_count, s.rounds, s.histogram, s.running)
+    s.running.fill_(True)
+    s.rounds_left.fill_(2**30)
+    flags = (s.cancel, s.pause, s.leave_on_finish, s.taken)
+    finishing = (s.stop_token_ids, s.limit, *flags, s.tokens, s.length, s.finished, s.finish_reason)
+    counters = (s.ring_tokens, s.ring_count, s.published, s.rounds, s.histogram, None, s.rounds_left, s.running)
     return {
         "commit": OpCase(
             lambda slot: commit(s.emitted, s.accepted, s.failed, cu_tokens, rows[slot], *finishing, *counters),
             specs=["1 row, 7 drafts"],
-            written=[s.length, s.finished],
+            written=[s.length, s.finished, s.running],
         ),
         "ngram_propose": OpCase(
             lambda slot: ngram_propose(*lookup, rows[slot], *tables, 2, 4),
@@ -218,11 +226,17 @@ def forward() -> dict[str, OpCase]:
     projected, packed = (qkv, None, None, angles, angles), (s.cu_tokens[:2], s.base[:1])
     window = (s.window_positions, s.window_slots, s.window_rows)
     row = s.slot_of_row[:1]
+    table = torch.zeros(VOCAB, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     all_keys, all_values = (halves(LAYERS, 2, KV_HEADS, 64, SIZE) for _ in range(2))
     path = (torch.arange(1, 6, dtype=torch.int32).to(DEVICE)[None], ints(1) + 5, ints(1) + 16, row)
     return {
         "linear": OpCase(
             lambda slot: linear(hidden, weight), bytes_moved=2 * (weight.numel() + hidden.numel() + qkv.numel())
+        ),
+        "embed_tokens": OpCase(lambda slot: embed_tokens(s.window_tokens, table, 1.0), specs=["bf16"]),
+        "project_logits": OpCase(
+            lambda slot: project_logits(hidden, table, 0.0, s.logits),
+            bytes_moved=2 * (table.numel() + hidden.numel() + s.logits.numel()),
         ),
         "rope_and_cache": OpCase(
             lambda slot: rope_and_cache(*projected, *window, *packed, keys, values, HEADS, 1e-5, False, False),
@@ -269,6 +283,8 @@ GROUPS = {
     "accept_block": sampling,
     "record_logprobs": sampling,
     "linear": forward,
+    "embed_tokens": forward,
+    "project_logits": forward,
     "rope_and_cache": forward,
     "window_attention": forward,
     "compact_path": forward,

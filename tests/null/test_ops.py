@@ -13,8 +13,10 @@ from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
+from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.moe_experts import moe_experts
+from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
@@ -200,8 +202,21 @@ def mix(device: torch.device | str) -> torch.Tensor:
     return moe_experts(floats(WIDTH, SIZE), ints(WIDTH, 2), weights, ints(WIDTH), *experts, "silu")
 
 
+def embed(device: torch.device | str) -> torch.Tensor:
+    floats, ints = makers(device)
+    return embed_tokens(ints(WIDTH), floats(VOCAB, SIZE), 5.5)
+
+
+def project(device: torch.device | str, *, cap: float) -> None:
+    floats, _ = makers(device)
+    project_logits(floats(WIDTH, SIZE), floats(VOCAB, SIZE), cap, floats(WIDTH, VOCAB))
+
+
 CASES = {
     "moe_experts": mix,
+    "embed_tokens": embed,
+    "project_logits": lambda device: project(device, cap=0.0),
+    "project_logits, soft cap": lambda device: project(device, cap=30.0),
     "window_attention of a chain": lambda device: attend(device, tree=False, float8=False),
     "window_attention of a tree, sliding": lambda device: attend(device, tree=True, float8=False),
     "window_attention, float8": lambda device: attend(device, tree=False, float8=True),

@@ -91,7 +91,7 @@ def chunk(device: torch.device | str) -> None:
     pack_prefill(s.tokens, s.prefill_slot, s.prefill_range, *window, ints(device, 2), ints(device, 1), ints(device, 1))
 
 
-def finish(device: torch.device | str) -> None:
+def finish(device: torch.device | str, *, pairs: bool) -> None:
     s = make_state(device)
     commit(
         s.emitted,
@@ -103,14 +103,19 @@ def finish(device: torch.device | str) -> None:
         s.limit,
         s.cancel,
         s.pause,
+        s.leave_on_finish,
+        s.taken,
         s.tokens,
         s.length,
         s.finished,
         s.finish_reason,
         s.ring_tokens,
         s.ring_count,
+        s.published,
         s.rounds,
         s.histogram,
+        s.round_pairs if pairs else None,
+        s.rounds_left,
         s.running,
     )
 
@@ -138,7 +143,8 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "budget_topk": share,
     "pack_window": pack,
     "pack_prefill": chunk,
-    "commit": finish,
+    "commit": lambda device: finish(device, pairs=False),
+    "commit with pairs": lambda device: finish(device, pairs=True),
     "ngram_propose": look_up,
 }
 

@@ -151,7 +151,7 @@ def test_every_step_of_every_program_is_capture_safe(method, rule):
             widths = verify_widths(bucket, depth or 0)
             program = builder.round(bucket, widths, buffers, detailed=True)
             names = [step.name for step in program.steps()]
-            expected = ["budget", *(f"verify[{w}]" for w in widths), "accept", "logprobs", "round_pairs", "commit"]
+            expected = ["budget", *(f"verify[{w}]" for w in widths), "accept", "logprobs", "commit"]
             assert names == (expected if method == "none" else ["propose", *expected])
             assert check_program(program) == len(names)
         for width in prefill_widths(exact=False):
@@ -187,9 +187,9 @@ def test_a_fault_planted_in_a_step_is_caught(plant, monkeypatch):
         check_program(program)
         original = DecoderModel.logits
 
-        def logits(self: DecoderModel, hidden: torch.Tensor) -> torch.Tensor:
+        def logits(self: DecoderModel, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             plant(hidden)
-            return original(self, hidden)
+            return original(self, hidden, out)
 
         monkeypatch.setattr(DecoderModel, "logits", logits)
         with pytest.raises(CaptureError, match=r"step 'verify\[4\]' cannot be captured"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -72,20 +74,40 @@ def test_rounds_wants_a_loop(state):
         next(HostExecutor().rounds(Program("p", Step("s", lambda s: None), state)))
 
 
-def test_an_observer_wraps_every_step(state):
-    from contextlib import contextmanager
+class Recorder:
+    """An observer that notes what begins and ends."""
 
-    seen: list[str] = []
+    def __init__(self) -> None:
+        self.seen: list[str] = []
 
     @contextmanager
-    def observe(step: Step):
-        seen.append(f"<{step.name}")
+    def run(self, program: Program):
+        self.seen.append(f"<{program.name}")
         yield
-        seen.append(f"{step.name}>")
+        self.seen.append(f"{program.name}>")
 
+    @contextmanager
+    def step(self, program: Program, step: Step):
+        self.seen.append(f"<{step.name}")
+        yield
+        self.seen.append(f"{step.name}>")
+
+
+def test_an_observer_wraps_the_pass_and_every_step(state):
+    recorder = Recorder()
     program = Program("p", Sequence(Step("a", lambda s: None), Step("b", lambda s: None)), state)
-    HostExecutor(observe).run(program)
-    assert seen == ["<a", "a>", "<b", "b>"]
+    HostExecutor(recorder).run(program)
+    assert recorder.seen == ["<p", "<a", "a>", "<b", "b>", "p>"]
+
+
+def test_an_observer_sees_each_round_of_a_loop_by_itself(state):
+    recorder = Recorder()
+    state.running.fill_(True)
+    rounds = HostExecutor(recorder).rounds(Program("p", While(state.running, Step("a", lambda s: None)), state))
+    for _ in range(2):
+        next(rounds)
+        assert recorder.seen == ["<p", "<a", "a>", "p>"]
+        recorder.seen.clear()
 
 
 def test_flags_and_indices_must_be_single_device_values(state):
@@ -115,4 +137,4 @@ def test_state_shape_is_checked(change, message):
 def test_a_new_state_has_no_live_row(state):
     assert state.finished.all()
     assert (state.slot_of_row == state.reserved_slot).all()
-    assert set(state.tensors()) == {f for f in state.__dataclass_fields__ if f != "shape"}
+    assert set(state.tensors()) == {f for f in state.__dataclass_fields__ if f not in ("shape", "host")}

@@ -155,10 +155,11 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("command", "mentions"),
         [
-            ((), ("demo", "generate", "fetch", "doctor")),
+            ((), ("demo", "generate", "profile", "fetch", "doctor")),
             (("demo",), ("--model", "--max-tokens", "--num-speculative-tokens")),
             (("fetch",), ("smollm2-135m",)),
             (("doctor",), ("--json",)),
+            (("profile",), ("--prompt", "--trace", "--json", "--measure", "--speculative-config")),
             (("generate",), ("--speculative-config", "--temperature", "--top-k", "--min-p", "--exact", "--json")),
             (("generate",), ("--chat", "--system", "--dtype", "--device", "--max-model-len", "--no-compile")),
         ],

@@ -45,8 +45,9 @@ def test_bad_prompts_are_refused_before_anything_runs(engine, prompt, message, m
     ("options", "error", "message"),
     [
         ({"dtype": "float8"}, ConfigError, "dtype must be one of auto, float32, bfloat16, float16; got 'float8'"),
-        ({"device": "tpu9"}, ConfigError, "device must be cpu or auto, got 'tpu9'"),
-        ({"device": "cuda"}, NotAvailableError, "device 'cuda' is not available in this version"),
+        ({"device": "tpu9"}, ConfigError, "device must be cpu, cuda or auto, got 'tpu9'"),
+        ({"device": "mps"}, NotAvailableError, "device 'mps' is not supported; accepted: cpu, cuda, auto"),
+        ({"device": "cuda:77"}, NotAvailableError, "device 'cuda:77' cannot be used: .*; accepted: cpu, auto"),
         ({"max_model_len": 1}, ConfigError, "max_model_len must be an integer of at least 2, got 1"),
         ({"max_model_len": 5000}, ConfigError, "max_model_len is 5000, but the model was made for at most 1024"),
         ({"max_batch_size": 0}, ConfigError, "max_batch_size must be an integer of at least 1, got 0"),

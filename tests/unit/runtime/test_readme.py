@@ -7,7 +7,7 @@ import pytest
 from draftgraph import Engine
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "profiling/README.md")
 
 
 def python_blocks():

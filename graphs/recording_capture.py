@@ -1,0 +1,54 @@
+"""Captured executors without a GPU: steps are recorded as calls, and the record runs on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .capture import CapturedStep, capture_error
+from .driver.protocol import NodeKind
+from .driver.recording import RecordingDriver
+from .driver.stream import HostStream
+from .graph_executor import GraphExecutor
+from .loop_executor import LoopExecutor
+from .program import Step
+from .round_executor import RoundExecutor
+from .state import DecodeState
+
+
+class RecordingCapture:
+    """Stands in for `TorchCapture`: what a graph of the steps would do is to run them."""
+
+    def __init__(self, driver: RecordingDriver) -> None:
+        self._driver = driver
+
+    def warm_up(self, name: str, steps: Sequence[Step], state: DecodeState) -> int:
+        """Runs the steps, as warming up on a device does."""
+        try:
+            _run(steps, state)
+        except Exception as error:
+            raise capture_error(name, error, "failed before capture") from error
+        return 0
+
+    def capture(self, name: str, steps: Sequence[Step], state: DecodeState) -> CapturedStep:
+        """A graph of one kernel per step; nothing runs now."""
+        kinds = (NodeKind.KERNEL,) * len(steps)
+        graph = self._driver.record_call(name, lambda: _run(steps, state), kinds)
+        return CapturedStep(name=name, graph=graph, kinds=kinds, bytes=0, seconds=0.0, owner=None)
+
+
+def recorded_executor(name: str, driver: RecordingDriver | None = None) -> GraphExecutor:
+    """The executor "round" or "loop" on a recording driver, for CPU tensors.
+
+    It builds the very graphs that a CUDA device would get, under the same rules, and runs them step by step.
+    """
+    driver = driver or RecordingDriver()
+    made = {RoundExecutor.name: RoundExecutor, LoopExecutor.name: LoopExecutor}[name]
+    return made(driver, RecordingCapture(driver), HostStream())
+
+
+def _run(steps: Sequence[Step], state: DecodeState) -> None:
+    with torch.inference_mode():
+        for step in steps:
+            step.fn(state)

@@ -1,0 +1,331 @@
+"""The floor: the bytes that a step must move and the products it must compute, and the least time they take.
+
+Counted is what no implementation of the program at its shapes can avoid: weights once per pass, the keys and values
+of what is committed, those that the window adds, the logits from verify to accept, and the decode state. Activations
+between the ops of a forward are not counted: they can stay in caches and registers. Operations are those of matrix
+products, two per multiply-add; all other arithmetic is bound by the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+
+from .device_rates import DeviceRates
+
+_INT32, _INT64 = 4, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a decoder that decide what it reads and computes. The caller makes it from a model's config."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...]
+    """One per layer: the sliding window, 0 for full attention."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if not self.windows or min(self.windows) < 0:
+            raise ValueError(f"windows needs one value of at least 0 per layer, got {self.windows}")
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.windows)
+
+    @property
+    def layer_matrices(self) -> int:
+        """Elements of one layer's matrices: queries, keys, values, output, gate, up, down."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def layer_vectors(self) -> int:
+        """Elements of one layer's norms and biases."""
+        vectors = 2 * self.hidden_size
+        vectors += self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        vectors += self.output_bias * self.hidden_size
+        vectors += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        vectors += self.qk_norm * 2 * self.head_dim
+        return vectors + self.post_norms * 2 * self.hidden_size
+
+    @property
+    def body(self) -> int:
+        """Elements that one pass reads before the head: all layers and the final norm."""
+        return self.num_layers * (self.layer_matrices + self.layer_vectors) + self.hidden_size
+
+    @property
+    def head(self) -> int:
+        """Elements of the head, read whole by every verify. A tied embedding is read here, as the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def kv_per_token(self) -> int:
+        """Elements of the keys and values of one token in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundShape:
+    """A round as it runs. `context` and `window` may be means over rounds: the counts are linear in them, but for
+    sliding windows and the window's attention to itself.
+    """
+
+    rows: float
+    """Live rows."""
+    width: int
+    """Token positions of the verify, padding included."""
+    window: float
+    """Tokens of one row that are verified: its anchor and its drafts."""
+    context: float
+    """Committed tokens of a row before its window, whose keys and values are read."""
+    num_drafts: int = 0
+    """`K`, the most drafts of a row."""
+    emitted: float = 1.0
+    """Tokens that a row commits in a round."""
+    dtype: torch.dtype = torch.bfloat16
+    """Of the weights and logits."""
+    kv_dtype: torch.dtype | None = None
+    """Of keys and values; None: `dtype`."""
+    logprobs: int | None = None
+    """Log-probabilities recorded per token beside its own; None: none are recorded."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("rows", 0),
+            ("width", 1),
+            ("window", 0),
+            ("context", 0),
+            ("num_drafts", 0),
+            ("emitted", 0),
+        ):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.rows * self.window > self.width:
+            raise ValueError(f"{self.rows:g} windows of {self.window:g} tokens do not fit the width {self.width}")
+
+    @property
+    def tokens(self) -> float:
+        """Token positions that are not padding."""
+        return self.rows * self.window
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What one call of a step must at least move and compute."""
+
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    operations: float = 0.0
+    """Of matrix products; a multiply-add is two."""
+    dtype: torch.dtype = torch.float32
+    """In which the products are computed."""
+
+    @property
+    def bytes(self) -> float:
+        """Read and written."""
+        return self.bytes_read + self.bytes_written
+
+    def seconds(self, rates: DeviceRates) -> float:
+        """The least time on a device: that of the bytes or that of the operations, whichever is longer.
+
+        Raises `ValueError` when operations are counted and the device's rate for their dtype was not measured.
+        """
+        compute = self.operations / rates.operations_per_second(self.dtype) if self.operations else 0.0
+        return max(self.bytes / rates.bandwidth, compute)
+
+    def times(self, count: float) -> StepCost:
+        """Of `count` calls together."""
+        return StepCost(
+            bytes_read=count * self.bytes_read,
+            bytes_written=count * self.bytes_written,
+            operations=count * self.operations,
+            dtype=self.dtype,
+        )
+
+    def __add__(self, other: StepCost) -> StepCost:
+        if self.operations and other.operations and self.dtype != other.dtype:
+            raise ValueError(f"costs in {self.dtype} and {other.dtype} cannot be added: their rates differ")
+        return StepCost(
+            bytes_read=self.bytes_read + other.bytes_read,
+            bytes_written=self.bytes_written + other.bytes_written,
+            operations=self.operations + other.operations,
+            dtype=self.dtype if self.operations else other.dtype,
+        )
+
+
+def forward_cost(
+    sizes: ModelSizes,
+    *,
+    width: float,
+    rows: float,
+    window: float,
+    context: float,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    head: bool = True,
+) -> StepCost:
+    """A pass of a decoder over packed windows; a drafter's passes are counted with it too.
+
+    The embedding is a gather: `width` rows of the table are read. Matrix products run over all `width` positions,
+    padding included; attention over the `rows * window` tokens that are there. A window token sees the `context`
+    before it, itself and the window tokens before it, or as many of those as a layer's sliding window lets it.
+
+    Args:
+        sizes: of the model.
+        width: token positions.
+        rows: windows.
+        window: tokens of each.
+        context: cached tokens before each window.
+        dtype: of weights and logits.
+        kv_dtype: of keys and values; None: `dtype`.
+        head: whether logits are computed, for all positions; a prefill needs none.
+    """
+    element, kv_element = dtype.itemsize, (kv_dtype or dtype).itemsize
+    read = (sizes.body + width * sizes.hidden_size) * element
+    written = 0.0
+    multiply_adds = width * sizes.num_layers * sizes.layer_matrices
+    for sliding in sizes.windows:
+        reach = min(context, sliding - 1) if sliding else context
+        seen = window * context + window * (window + 1) / 2
+        if sliding:
+            seen = min(seen, window * sliding)
+        read += rows * reach * 2 * sizes.num_kv_heads * sizes.head_dim * kv_element
+        written += rows * window * 2 * sizes.num_kv_heads * sizes.head_dim * kv_element
+        multiply_adds += rows * seen * 2 * sizes.num_heads * sizes.head_dim
+    if head:
+        read += sizes.head * element
+        written += width * sizes.vocab_size * element
+        multiply_adds += width * sizes.head
+    return StepCost(bytes_read=read, bytes_written=written, operations=2 * multiply_adds, dtype=dtype)
+
+
+def prefill_cost(
+    sizes: ModelSizes,
+    *,
+    width: int,
+    tokens: float,
+    context: float,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+) -> StepCost:
+    """A prefill chunk of `tokens` prompt tokens, `width` with its padding, after `context` cached ones; no logits."""
+    return forward_cost(
+        sizes, width=width, rows=1, window=tokens, context=context, dtype=dtype, kv_dtype=kv_dtype, head=False
+    )
+
+
+def ngram_cost(shape: RoundShape, *, min_n: int, max_n: int) -> StepCost:
+    """Prompt lookup over its index: enters the tokens of the last round, and looks one suffix up.
+
+    Entering a token reads and writes one head and writes one link for each n, and reads the n-gram. The lookup reads
+    one head, the suffix and one occurrence of it; then the drafts are copied.
+    """
+    sizes = max_n - min_n + 1
+    entered = shape.emitted * (max_n + 3 * sizes)
+    looked_up = 1 + 2 * max_n
+    drafted = shape.window - 1
+    return StepCost(
+        bytes_read=shape.rows * _INT32 * (entered - 2 * sizes * shape.emitted + looked_up + drafted),
+        bytes_written=shape.rows * _INT32 * (2 * sizes * shape.emitted + shape.num_drafts + 1),
+    )
+
+
+def round_costs(sizes: ModelSizes, shape: RoundShape, propose: StepCost | None = None) -> dict[str, StepCost]:
+    """The cost of every step of a round, by phase.
+
+    Args:
+        sizes: of the target.
+        shape: of the round.
+        propose: what drafting costs; None where nothing drafts, and there is no such step.
+    """
+    element, rows = shape.dtype.itemsize, shape.rows
+    costs: dict[str, StepCost] = {}
+    if propose is not None:
+        costs["propose"] = propose
+    # draft_count, length, limit, draft_limit and finished in; cu_tokens, base and the width out.
+    costs["budget"] = StepCost(bytes_read=rows * (4 * _INT32 + 1), bytes_written=(2 * rows + 2) * _INT32)
+    packed = StepCost(bytes_read=shape.tokens * _INT32, bytes_written=shape.width * 4 * _INT32)
+    costs["verify"] = packed + forward_cost(
+        sizes,
+        width=shape.width,
+        rows=rows,
+        window=shape.window,
+        context=shape.context,
+        dtype=shape.dtype,
+        kv_dtype=shape.kv_dtype,
+    )
+    # The logits of every window token; the drafts and sampling parameters of every row. Out: the token, normaliser,
+    # threshold and flag of every position, and what the row emits.
+    costs["accept"] = StepCost(
+        bytes_read=shape.tokens * sizes.vocab_size * element
+        + rows * ((shape.window - 1) * _INT32 + 4 * _INT32 + _INT64),
+        bytes_written=shape.tokens * (3 * _INT32 + 1) + rows * ((shape.emitted + 1) * _INT32 + 1),
+    )
+    if shape.logprobs is not None:
+        emitted = rows * shape.emitted
+        costs["logprobs"] = StepCost(
+            bytes_read=emitted * sizes.vocab_size * element,
+            bytes_written=emitted * (shape.logprobs + 1) * 2 * _INT32,
+        )
+    # The emitted tokens in; the same to the text and to the ring, and the counters read and written.
+    costs["commit"] = StepCost(
+        bytes_read=rows * (shape.emitted * _INT32 + 4 * _INT32 + 3 * _INT64),
+        bytes_written=rows * (2 * shape.emitted * _INT32 + 2 * _INT32 + 1 + 3 * _INT64),
+    )
+    return costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """A speed beside its limit."""
+
+    tokens_per_second: float
+    bytes_per_second: float
+    """Of the bytes that had to be moved; more may have been."""
+    share_of_limit: float
+    """The least time over the time taken: 1 is the limit."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_per_second:.1f} tokens/s, {self.bytes_per_second / 1e9:.1f} GB/s, "
+            f"{self.share_of_limit:.0%} of the limit"
+        )
+
+
+def efficiency(
+    tokens: float, seconds: float, costs: Iterable[tuple[float, StepCost]], rates: DeviceRates
+) -> Efficiency:
+    """Compares a measured time with the floor.
+
+    Args:
+        tokens: made in that time.
+        seconds: the time taken, positive.
+        costs: how often each step was called, and its cost.
+        rates: of the device.
+    """
+    if seconds <= 0.0:
+        raise ValueError(f"seconds must be positive, got {seconds}")
+    calls = list(costs)
+    moved = sum(count * cost.bytes for count, cost in calls)
+    least = sum(count * cost.seconds(rates) for count, cost in calls)
+    return Efficiency(
+        tokens_per_second=tokens / seconds, bytes_per_second=moved / seconds, share_of_limit=least / seconds
+    )
