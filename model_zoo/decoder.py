@@ -130,6 +130,8 @@ class DecoderModel:
         self._constants = [self._layer_constants(layer) for layer in range(config.num_layers)]
         # Rounded to the model's type, as in transformers.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
+        size = 0 if config.per_layer_input is None else config.per_layer_input.size
+        self._input_scale = float(torch.tensor(size**0.5).to(self.dtype))
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
         self._project_inputs = compile_region(layer_inputs)
@@ -187,11 +189,11 @@ class DecoderModel:
     def layer_cache(self, cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that a layer reads, [R1, Hkv, S, D]: its own, or those of the layer it shares with."""
         source, heads = self.config.cached_layer(layer), self.config.heads_of_layer(layer)
-        key, value = cache.key[source], cache.value[source]
+        key, value = cache.key.select(0, source), cache.value.select(0, source)
         if key.shape[1] == heads.num_kv_heads and key.shape[3] == heads.head_dim:
             return key, value
-        first = (slice(None), slice(heads.num_kv_heads), slice(None), slice(heads.head_dim))
-        return key[first], value[first]
+        key, value = (part.narrow(1, 0, heads.num_kv_heads) for part in (key, value))
+        return key.narrow(3, 0, heads.head_dim), value.narrow(3, 0, heads.head_dim)
 
     def forward(self, window: Window, cache: KvCache) -> torch.Tensor:
         """Runs the window's tokens and writes their keys and values; the final norm's output, [W, hidden]."""
@@ -224,7 +226,7 @@ class DecoderModel:
                 sin,
                 window,
                 self._constants[index],
-                None if inputs is None else inputs[:, index],
+                None if inputs is None else inputs.select(1, index),
             )
             if index + 1 in aux_layers:
                 states[index + 1] = hidden
@@ -237,9 +239,7 @@ class DecoderModel:
         if self.config.per_layer_input is None:
             return None
         assert self.weights.layer_embedding is not None, "the weights lack the layers' embeddings"
-        # Rounded to the model's type, as in transformers.
-        scale = float(torch.tensor(self.config.per_layer_input.size**0.5).to(self.dtype))
-        own = embed_tokens(tokens, self.weights.layer_embedding, scale)
+        own = embed_tokens(tokens, self.weights.layer_embedding, self._input_scale)
         projection, norm = self.weights.layer_projection, self.weights.layer_projection_norm
         return self._project_inputs(own, hidden, projection, norm, self.config.num_layers, self.config.norm_eps)
 

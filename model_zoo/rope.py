@@ -110,8 +110,9 @@ def _yarn_values(parameters: Mapping[str, Any], implied_factor: float) -> dict[s
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
         above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        scaled = above and below
-        attention_factor = yarn_mscale(factor, above) / yarn_mscale(factor, below) if scaled else yarn_mscale(factor)
+        attention_factor = yarn_mscale(factor)
+        if above and below:
+            attention_factor = yarn_mscale(factor, above) / yarn_mscale(factor, below)
     return {
         "factor": factor,
         "attention_factor": float(attention_factor),
