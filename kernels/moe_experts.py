@@ -22,10 +22,10 @@ from .triton_support import KernelSpec, next_power_of_2
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """Of the gate."""
 
-# Rows of a product on the CPU: an expert's tokens are taken so many at a time and filled up with zeros, since the bits
-# of a product depend on its number of rows. The second number is for windows of more than `_MANY` tokens.
-_ROWS = (4, 32)
-_MANY = 64
+# Rows of a product on the CPU, by the most tokens of a window: an expert's tokens are taken so many at a time and
+# filled up with zeros, since the bits of a product depend on its number of rows.
+_ROWS = ((16, 4), (128, 16))
+_MOST_ROWS = 32
 
 
 def activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _moe_experts_cpu(
     experts of a token are summed in ascending order.
     """
     width, hidden = x.shape
-    size = _ROWS[width > _MANY]
+    size = next((rows for most, rows in _ROWS if width <= most), _MOST_ROWS)
     tokens_of: dict[int, list[int]] = {}
     for token, (row, chosen) in enumerate(zip(rows.tolist(), experts.tolist(), strict=True)):
         if row >= 0:

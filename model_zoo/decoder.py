@@ -128,6 +128,7 @@ class DecoderModel:
         }
         self._tables = [tables[kind] for kind in config.layer_types]
         self._constants = [self._layer_constants(layer) for layer in range(config.num_layers)]
+        self._sources = [(config.cached_layer(i), config.heads_of_layer(i)) for i in range(config.num_layers)]
         # Rounded to the model's type, as in transformers.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
         size = 0 if config.per_layer_input is None else config.per_layer_input.size
@@ -188,7 +189,7 @@ class DecoderModel:
 
     def layer_cache(self, cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that a layer reads, [R1, Hkv, S, D]: its own, or those of the layer it shares with."""
-        source, heads = self.config.cached_layer(layer), self.config.heads_of_layer(layer)
+        source, heads = self._sources[layer]
         key, value = cache.key.select(0, source), cache.value.select(0, source)
         if key.shape[1] == heads.num_kv_heads and key.shape[3] == heads.head_dim:
             return key, value

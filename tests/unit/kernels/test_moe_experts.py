@@ -45,7 +45,7 @@ def test_reference_equals_a_loop(activation, act):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("width", "padding"), [(1, 0), (5, 3), (0, 4), (70, 2)])
+@pytest.mark.parametrize(("width", "padding"), [(1, 0), (5, 3), (0, 4), (70, 2), (150, 0)])
 def test_cpu_equals_reference(width, padding, dtype):
     args = arguments(width, padding, seed=width, dtype=dtype)
     result, expected = moe_experts(*args, "silu"), moe_experts_reference(*args, "silu")
