@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, round_to, tl, workspace
+from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, round_to, tl
+from .workspace import workspace
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OPERANDS: dict[str, Any] = {} if tl is None else {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 """Types in which products are taken."""
 
 
-@jit
+@jit(unspecialized=["num_pairs"])
 def sort_kernel(  # type: ignore[no-untyped-def]
     experts,
     rows,
@@ -254,10 +255,10 @@ def moe_experts_triton(
         "NUM_EXPERTS": num_experts,
         "EXPERTS": next_power_of_2(num_experts),
     }
-    order = workspace("moe_experts order", pairs, torch.int32, device)
-    offsets = workspace("moe_experts offsets", num_experts + 1, torch.int32, device)
-    inner = workspace("moe_experts inner", pairs * intermediate, x.dtype, device)
-    partial = workspace("moe_experts partial", pairs * hidden, torch.float32, device)
+    order = workspace("moe_experts.order", pairs, torch.int32, device)
+    offsets = workspace("moe_experts.offsets", num_experts + 1, torch.int32, device)
+    inner = workspace("moe_experts.inner", pairs * intermediate, x.dtype, device)
+    partial = workspace("moe_experts.partial", pairs * hidden, torch.float32, device)
     sort_kernel[(num_experts + 1,)](
         experts, rows, order, offsets, pairs, TOP=top, BLOCK=min(1024, next_power_of_2(pairs)), num_warps=4
     )

@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `profile`, `fetch` and `doctor`."""
+"""The command line: `draftgraph demo`, `generate`, `bench`, `profile`, `plan`, `gate`, `fetch` and `doctor`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from .cli_bench import bench
 from .cli_demo import demo
 from .cli_doctor import doctor
 from .cli_fetch import fetch
+from .cli_gate import gate
 from .cli_generate import generate
+from .cli_plan import plan
 from .cli_profile import profile
 
 app = typer.Typer(
@@ -20,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, profile, fetch, doctor):
+for command in (demo, generate, bench, profile, plan, gate, fetch, doctor):
     app.command()(command)
 
 

@@ -51,10 +51,14 @@ class LoadedModel:
     max_model_len: int
 
 
-def load_target(
-    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
-) -> LoadedModel:
-    """Resolves, checks and loads a target model, cheapest checks first."""
+def check_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[Path, DecoderConfig, int]:
+    """Resolves a target model and checks it against the settings, cheapest checks first; no weight is read.
+
+    Returns:
+        Its local directory, its config, and the most tokens of a sequence.
+    """
     config.speculative.require_available()
     _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
@@ -71,6 +75,14 @@ def load_target(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
         )
+    return path, decoder, max_model_len
+
+
+def load_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> LoadedModel:
+    """Resolves, checks and loads a target model."""
+    path, decoder, max_model_len = check_target(name, config, progress)
     tokenizer = _tokenizer(path)
     model = load_model(
         path,
