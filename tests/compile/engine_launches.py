@@ -82,6 +82,8 @@ CHECKPOINTS: dict[str, dict[str, object]] = {
     "Gemma-3-1B": _config("gemma3_text", 4, 1, 256, 262144, layer_types=GEMMA_LAYERS, sliding_window=512),
     "Gemma-3-4B": _config("gemma3_text", 8, 4, 256, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
     "Gemma-3-27B": _config("gemma3_text", 32, 16, 128, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
+    "MiMo-7B": _config("mimo", 32, 8, 128, 151680),
+    "ERNIE-4.5-0.3B": _config("ernie4_5", 16, 2, 128, 103424),
 }
 """What their config.json says, as far as kernels depend on it."""
 
@@ -89,6 +91,17 @@ _EXPERTS = {"num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_la
 MIXTURES: dict[str, dict[str, object]] = {
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
+    ),
+    "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
+    "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
+    "DeepSeek-V2-Lite": _config(
+        "deepseek_v2",
+        16,
+        16,
+        128,
+        102400,
+        **_EXPERTS
+        | {"hidden_size": 2048, "q_lora_rank": None, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     ),
     "DeepSeek-V3": _config("deepseek_v3", 128, 128, 128, 129280, hidden_size=7168, **_EXPERTS),
     "Gemma-4-26B-A4B": _config(
