@@ -40,12 +40,16 @@ class StateShape:
     ring: int = 0
     """Tokens that the output ring of a row holds until the host takes them, K + 1 at least; 0 stands for the
     context. A row whose ring could not hold another round's tokens ends the loop of rounds."""
+    keeps_draft_probs: bool = False
+    """Whether drafts are sampled and verification needs the distributions that they were sampled from."""
 
     def __post_init__(self) -> None:
         if self.ring == 0:
             object.__setattr__(self, "ring", max(self.context, self.num_drafts + 1))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "keeps_draft_probs":
+                continue
             least = 0 if field.name == "num_drafts" else 1
             if value < least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value}")
@@ -123,6 +127,8 @@ class DecodeState:
     """int32 [R1]: drafts the speculator made."""
     confidence: torch.Tensor
     """float32 [R1, K]: the drafter's estimate that draft k is accepted given that those before it are."""
+    draft_probs: torch.Tensor
+    """float32 [R1, K, V]: the distribution that each draft was sampled from; [R1, K, 0] where nobody asks for it."""
     accepted: torch.Tensor
     """int32 [R1]: drafts accepted in the last round."""
     emitted: torch.Tensor
@@ -238,6 +244,7 @@ class DecodeState:
             draft_tokens=zeros((r1, k)),
             draft_count=zeros((r1,)),
             confidence=zeros((r1, k), torch.float32),
+            draft_probs=zeros((r1, k, shape.vocab_size if shape.keeps_draft_probs else 0), torch.float32),
             accepted=zeros((r1,)),
             emitted=zeros((r1, k + 1)),
             failed=full((r1,), False, torch.bool),
@@ -269,6 +276,11 @@ class DecodeState:
         """Every tensor by its field name, the device's side of those that are shared."""
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def draft_distributions(self) -> torch.Tensor | None:
+        """`draft_probs`, or None where each draft is the only token that its drafter would have made."""
+        return self.draft_probs if self.shape.keeps_draft_probs else None
 
     @property
     def reserved_slot(self) -> int:

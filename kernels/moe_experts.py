@@ -213,8 +213,8 @@ def moe_experts(
     That is equation 1 of Shazeer et al. 2017 with gated feed-forwards (Shazeer 2020) for experts.
 
     Only the weights of experts that some token chose are read; padding tokens choose none. Products are summed in
-    float32, `act(gate) * up` is rounded to the type of `x`, and so is the sum over a token's experts; the CPU rounds each
-    product too. A token's result depends, bit for bit, on no other token.
+    float32, `act(gate) * up` is rounded to the type of `x`, and so is the sum over a token's experts; the CPU rounds
+    each product too. A token's result depends, bit for bit, on no other token.
 
     Args:
         x: [W, hidden].

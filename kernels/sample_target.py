@@ -31,6 +31,7 @@ def sample_target_reference(
     log_normalizer: torch.Tensor,
     threshold: torch.Tensor,
     failed: torch.Tensor,
+    stream: int = TARGET,
 ) -> None:
     """The specification of `sample_target`; reads nothing on the host.
 
@@ -41,7 +42,7 @@ def sample_target_reference(
        together, and whatever ties with the last of them; at least one token;
     3. min-p keeps those with a probability of at least min_p times the largest.
 
-    The token is `argmax(z + gumbel(seed, position + 1, TARGET, token))` over the kept ones, the lowest id on
+    The token is `argmax(z + gumbel(seed, position + 1, stream, token))` over the kept ones, the lowest id on
     ties. A row of temperature 0 takes the argmax of its logits, and its distribution is that one token.
     Masses are those of `elementary.mass`, so every output is the same on every backend, and a position's
     depend only on its own logits and parameters. Positions past `cu_tokens[B]` are not touched.
@@ -63,6 +64,8 @@ def sample_target_reference(
         threshold: float32 [W], written: the smallest kept z, -inf if nothing is filtered out; the largest z
             where greedy, -inf where failed.
         failed: bool [W], written: the largest z is not finite, which NaN counts as.
+        stream: of the noise. A drafter that samples from its own logits takes `TARGET` to agree with the target as
+            often as it can (coupled), and `DRAFT` where the two must be independent.
     """
     vocab = logits.shape[1]
     used = torch.arange(logits.shape[0], device=logits.device) < cu_tokens[-1:]
@@ -90,7 +93,7 @@ def sample_target_reference(
     lowest = torch.where(kept.all(1), -torch.inf, torch.where(kept, z, torch.inf).amin(1))
     normalizer = top + log_of_mass(torch.where(ordered >= bound, masses, 0).sum(1))
     token = torch.arange(vocab, device=logits.device)
-    noise = gumbel(seed[slot][:, None], positions[:, None] + 1, TARGET, token)
+    noise = gumbel(seed[slot][:, None], positions[:, None] + 1, stream, token)
     noisy = torch.where(kept, z + noise, -torch.inf).argmax(1)
     choice = torch.where(greedy, z.argmax(1), noisy)
 
@@ -118,6 +121,7 @@ def _sample_target_cpu(
     log_normalizer: torch.Tensor,
     threshold: torch.Tensor,
     failed: torch.Tensor,
+    stream: int = TARGET,
 ) -> None:
     ends = cu_tokens.tolist()
     sampled_at, failed_at = sampled.numpy(), failed.numpy()
@@ -140,12 +144,12 @@ def _sample_target_cpu(
                 sampled_at[at], normalizer_at[at], threshold_at[at] = choice, top, top
             else:
                 filters = int(top_k[slot]), float(top_p[slot]), float(min_p[slot])
-                key = int(seed[slot]), int(positions[at]) + 1
+                key = int(seed[slot]), int(positions[at]) + 1, stream
                 sampled_at[at], normalizer_at[at], threshold_at[at] = _sample_row(z, top, filters, key)
 
 
 def _sample_row(
-    z: FloatArray, top: np.float32, filters: tuple[int, float, float], key: tuple[int, int]
+    z: FloatArray, top: np.float32, filters: tuple[int, float, float], key: tuple[int, int, int]
 ) -> tuple[int, np.float32, float]:
     """Token, log-normaliser and threshold of one position at a temperature above 0."""
     vocab = len(z)
@@ -153,13 +157,13 @@ def _sample_row(
     kept = np.flatnonzero(z >= bound) if bound > -math.inf else None
     if kept is None or len(kept) == vocab:
         total = mass_array(z - top).sum()
-        noisy = gumbel_row(*key, TARGET, vocab)
+        noisy = gumbel_row(*key, vocab)
         noisy += z
         return int(noisy.argmax()), top + log_of_mass_array(total), -math.inf
     values = z[kept]
     total = mass_array(values - top).sum()
     # One of four consecutive tokens costs as much as all four.
-    noise = gumbel_at(*key, TARGET, kept) if 4 * len(kept) < vocab else gumbel_row(*key, TARGET, vocab)[kept]
+    noise = gumbel_at(*key, kept) if 4 * len(kept) < vocab else gumbel_row(*key, vocab)[kept]
     choice = int(kept[(values + noise).argmax()])
     return choice, top + log_of_mass_array(total), float(values.min())
 
@@ -196,14 +200,14 @@ def _top_p_bound(values: FloatArray, masses: npt.NDArray[np.int64], needed: int,
     return head_values[order[last]]
 
 
-def _sample_target_fake(*args: torch.Tensor) -> None:
+def _sample_target_fake(*args: torch.Tensor | int) -> None:
     return None
 
 
 sample_target = define_op(
     "sample_target(Tensor logits, Tensor rows, Tensor positions, Tensor cu_tokens, Tensor slot_of_row, "
     "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor(a!) sampled, "
-    "Tensor(b!) log_normalizer, Tensor(c!) threshold, Tensor(d!) failed) -> ()",
+    "Tensor(b!) log_normalizer, Tensor(c!) threshold, Tensor(d!) failed, int stream=0) -> ()",
     cpu=_sample_target_cpu,
     cuda=sample_target_triton,
     fake=_sample_target_fake,

@@ -175,6 +175,7 @@ def sample_target_triton(
     log_normalizer: torch.Tensor,
     threshold: torch.Tensor,
     failed: torch.Tensor,
+    stream: int = TARGET,
 ) -> None:
     """The launches for CUDA tensors, or for CPU tensors under the interpreter.
 
@@ -267,7 +268,7 @@ def sample_target_triton(
         drawn,
         programs,
         *scalars,
-        STREAM=TARGET,
+        STREAM=stream,
         **sizes,
         **options,
     )

@@ -270,6 +270,8 @@ class EngineCore:
             self._ended.append(request.slot)
         finish_request(request, self.state, self._reader, self.plan.metrics, self._logprobs, reason, error=error)
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
+        if self._speculator is not None and self._speculator.unseen and len(cached) > request.prefilled:
+            cached = cached[: max(request.prefilled, len(cached) - self._speculator.unseen)]
         # What no finite logits vouch for must not be read again, not even masked: zero times NaN is NaN.
         if error or request.phase is Phase.PREFILL:
             cached = ()

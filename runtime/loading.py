@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +25,20 @@ from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
-from ..model_zoo.errors import CheckpointError
 from .cache import cache_directory
 from .core import CorePlan, EngineCore
+from .draft_loading import DraftSource, LoadedDraft, check_draft, find_draft
 from .engine_config import EngineConfig
 from .errors import ConfigError
 from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
-from .speculators import create_speculator
+from .speculators import SpeculatorParts, create_speculator
+from .tokenizer_files import load_tokenizer
 from .verification import create_policy
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_MODEL_LEN = 8192
 """The longest sequence unless the caller asks for more: the KV of every slot is allocated for it."""
@@ -42,13 +46,14 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model in memory, with its tokenizer and where both came from."""
+    """A target model in memory, with its tokenizer, where both came from, and its draft model if it has one."""
 
     path: Path
     config: DecoderConfig
     model: DecoderModel
     tokenizer: Any
     max_model_len: int
+    draft: LoadedDraft | None = None
 
 
 def check_target(
@@ -59,6 +64,14 @@ def check_target(
     Returns:
         Its local directory, its config, and the most tokens of a sequence.
     """
+    path, decoder, max_model_len, _ = _find_models(name, config, progress)
+    return path, decoder, max_model_len
+
+
+def _find_models(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> tuple[Path, DecoderConfig, int, DraftSource | None]:
+    """What `check_target` returns, and the draft model if the method has one."""
     config.speculative.require_available()
     _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
@@ -68,31 +81,39 @@ def check_target(
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    config.speculative.check_checkpoint(json.loads((path / "config.json").read_text()), None)
-    max_model_len = _max_model_len(config, decoder)
+    draft = find_draft(config.speculative, progress)
+    hf_config = json.loads((path / "config.json").read_text())
+    config.speculative.check_checkpoint(hf_config, None if draft is None else draft.hf_config)
+    max_model_len = _max_model_len(config, decoder, draft)
     if num_drafts >= max_model_len:
         raise ConfigError(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
         )
-    return path, decoder, max_model_len
+    return path, decoder, max_model_len, draft
 
 
 def load_target(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
 ) -> LoadedModel:
-    """Resolves, checks and loads a target model."""
-    path, decoder, max_model_len = check_target(name, config, progress)
-    tokenizer = _tokenizer(path)
-    model = load_model(
-        path,
-        dtype=config.torch_dtype,
-        device=config.torch_device,
-        compile_region=compile_region if config.compile else eager_region,
-        max_positions=max_model_len,
-        progress=progress,
-    )
-    return LoadedModel(path, decoder, model, tokenizer, max_model_len)
+    """Resolves, checks and loads a target model and its draft model."""
+    path, decoder, max_model_len, draft = _find_models(name, config, progress)
+    tokenizer = load_tokenizer(path)
+    mapping = None if draft is None else check_draft(draft, path, decoder, config.speculative)
+
+    def load(directory: Path) -> DecoderModel:
+        return load_model(
+            directory,
+            dtype=config.torch_dtype,
+            device=config.torch_device,
+            compile_region=compile_region if config.compile else eager_region,
+            max_positions=max_model_len,
+            progress=progress,
+        )
+
+    model = load(path)
+    loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
+    return LoadedModel(path, decoder, model, tokenizer, max_model_len, loaded)
 
 
 def build_core(
@@ -124,12 +145,16 @@ def build_core(
             max_bucket=config.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
+            keeps_draft_probs=config.speculative.keeps_draft_probs,
             ring=ring or 0,
         ),
         dtype=config.torch_dtype,
         device=device,
     )
-    speculator = create_speculator(config.speculative)
+    parts = SpeculatorParts()
+    if target.draft is not None:
+        parts = SpeculatorParts(draft=target.draft.model, mapping=target.draft.mapping)
+    speculator = create_speculator(config.speculative, parts)
     if speculator is not None:
         speculator.allocate(state)
     _set_draft_limit(state, config)
@@ -149,16 +174,6 @@ def build_core(
     )
     executor = executor or _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
-
-
-def _tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer  # takes a second to import
-
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"the tokenizer in {path} cannot be loaded: {reason}") from error
 
 
 def _check_executor(config: EngineConfig) -> None:
@@ -181,13 +196,21 @@ def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]
         raise ConfigError(str(error)) from None
 
 
-def _max_model_len(config: EngineConfig, decoder: DecoderConfig) -> int:
+def _max_model_len(config: EngineConfig, decoder: DecoderConfig, draft: DraftSource | None) -> int:
     most = decoder.max_position_embeddings
-    if config.max_model_len is None:
-        return min(most, DEFAULT_MAX_MODEL_LEN)
-    if config.max_model_len > most:
-        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model was made for at most {most} tokens")
-    return config.max_model_len
+    asked = config.max_model_len
+    if asked is not None and asked > most:
+        raise ConfigError(f"max_model_len is {asked}, but the model was made for at most {most} tokens")
+    length = min(most, DEFAULT_MAX_MODEL_LEN) if asked is None else asked
+    if draft is None or draft.config.max_position_embeddings >= length:
+        return length
+    most = draft.config.max_position_embeddings
+    if asked is not None:
+        raise ConfigError(
+            f"max_model_len is {asked}, but the draft model {draft.name} was made for at most {most} tokens"
+        )
+    logger.warning("sequences have at most %d tokens: the draft model %s was made for no more", most, draft.name)
+    return most
 
 
 def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:

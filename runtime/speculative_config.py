@@ -24,8 +24,10 @@ from .speculative_methods import (
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 REJECTION_SAMPLE_METHODS = ("standard", "block", "synthetic", "coupled")
 
+_DISTRIBUTION_RULES = ("standard", "block")
+"""Verification rules that need the distribution of a draft that was sampled."""
+
 _UNAVAILABLE_OPTIONS = (
-    "use_heterogeneous_vocab",
     "use_local_argmax_reduction",
     "parallel_drafting",
     "enable_adaptive_verification",
@@ -191,7 +193,7 @@ class SpeculativeConfig:
                 f"method {self.method!r} ({METHODS[self.method].summary}) is not available in this version; "
                 f"available: {methods}"
             )
-        if self.draft_sample_method != "greedy":
+        if self.draft_sample_method != "greedy" and not METHODS[self.method].samples_drafts:
             raise NotAvailableError(
                 f"draft_sample_method {self.draft_sample_method!r} is not available with method "
                 f"{self.method!r}, which does not sample its drafts; available: 'greedy'"
@@ -202,6 +204,11 @@ class SpeculativeConfig:
                     f"{field.name} is not available in this version; available: its default, "
                     f"{field.default!r}, with the methods {methods}"
                 )
+
+    @property
+    def keeps_draft_probs(self) -> bool:
+        """Whether verification needs the distribution that each draft was sampled from."""
+        return self.draft_sample_method == "probabilistic" and self.rejection_sample_method in _DISTRIBUTION_RULES
 
     def draft_limits(self, max_rows: int) -> tuple[int, ...]:
         """The most drafts per row for 0 to `max_rows` live rows: `max_rows + 1` values.

@@ -32,8 +32,12 @@ class Method:
     """Whether it drafts at all."""
     looks_up: bool = False
     """Whether it looks n-grams up, so that the `prompt_lookup` options have defaults."""
+    language_model: bool = False
+    """Whether `model` is a language model by itself, loaded as a target is."""
     own_vocabulary: bool = False
     """Whether the drafter's vocabulary can be another than the target's."""
+    samples_drafts: bool = False
+    """Whether it can sample its drafts (`draft_sample_method` "probabilistic")."""
 
 
 def modules_per_pass(config: Mapping[str, Any]) -> int | None:
@@ -71,7 +75,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "none": Method(summary="plain decoding, one token per target pass", available=True, drafts=False),
         "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True, looks_up=True),
         "suffix": Method(summary="suffix trees over this request and finished ones", depth_from_tree=True),
-        "draft_model": Method(summary="a smaller language model drafts", needs_model=True, own_vocabulary=True),
+        "draft_model": Method(
+            summary="a smaller language model drafts",
+            available=True,
+            needs_model=True,
+            language_model=True,
+            own_vocabulary=True,
+            samples_drafts=True,
+        ),
         "eagle": Method(summary="EAGLE-1 and -2 heads", needs_model=True, depth_from_checkpoint=True),
         "eagle3": Method(summary="EAGLE-3 and 3.1 heads", needs_model=True, depth_from_checkpoint=True),
         "mtp": Method(

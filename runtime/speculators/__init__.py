@@ -1,6 +1,6 @@
 """Drafting methods, one file each, behind one protocol."""
 
 from .base import BaseSpeculator
-from .registry import create_speculator
+from .registry import SpeculatorParts, create_speculator
 
-__all__ = ["BaseSpeculator", "create_speculator"]
+__all__ = ["BaseSpeculator", "SpeculatorParts", "create_speculator"]

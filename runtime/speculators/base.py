@@ -5,21 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
+
 from ...graphs import DecodeState
+from ...kernels.window import Window
 from ...profiling.floor import RoundShape, StepCost
 
 
 class BaseSpeculator(ABC):
-    """Fills `draft_tokens` and `draft_count` for the live rows of a bucket, on the device.
+    """Fills `draft_tokens`, `draft_count` and `confidence` for the live rows of a bucket, on the device.
 
-    `propose` and `commit` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` runs on the
-    host between rounds.
+    `propose`, `commit` and `prefill` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` and
+    `clear` run on the host between rounds.
+
+    A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the
+    target's and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what
+    was committed since it last ran, and `unseen` says how much of that may be missing when a request ends.
 
     `propose` may run again on the same committed tokens, and then makes the same drafts. A whole round may run after
     `state.running` became false, whose outcome is dropped: `commit` must then leave what the method keeps as it is.
     """
 
     name: ClassVar[str]
+
+    unseen: ClassVar[int] = 0
+    """How many of the last tokens whose KV the target holds the drafter may not have seen between two rounds. A later
+    prompt reuses a slot's tokens without these."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -35,8 +46,20 @@ class BaseSpeculator(ABC):
     def commit(self, state: DecodeState, bucket: int) -> None:  # noqa: B027 - most methods have nothing to do
         """Takes note of what was accepted; runs after accept, before the tokens are appended."""
 
+    def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:  # noqa: B027
+        """Takes in one chunk of a prompt, after the target has.
+
+        Args:
+            state: of the engine.
+            window: the chunk, a window of one row, in the target's token ids.
+            hidden: [W, hidden], the target's last hidden states there, after its final norm.
+        """
+
     def admit(self, slot: int) -> None:  # noqa: B027
-        """Forgets what `slot` held: a new request begins there."""
+        """Forgets what `slot` held: a new request begins there, with the length and the tokens of its prompt."""
+
+    def clear(self, slot: int) -> None:  # noqa: B027
+        """Overwrites what `slot` holds, since it may not be finite."""
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
         """The least that `propose` must move and compute in a round; here, the writing of its drafts."""

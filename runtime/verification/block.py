@@ -18,7 +18,9 @@ class BlockVerification(VerificationPolicy):
     name: ClassVar[str] = "block"
 
     def judge(self, state: DecodeState, bucket: int) -> None:
-        """Accepts the longest prefix that its joint probability lets stand; drafts are greedy, so q is one-hot."""
+        """Accepts the longest prefix that its joint probability lets stand; where drafts are not sampled, q is
+        one-hot.
+        """
         accept_block(
             state.logits,
             state.sampled,
@@ -27,7 +29,7 @@ class BlockVerification(VerificationPolicy):
             state.token_failed,
             state.window_positions,
             state.draft_tokens,
-            None,
+            state.draft_distributions,
             state.temperature,
             state.seed,
             state.cu_tokens[: bucket + 1],

@@ -15,7 +15,7 @@ class StandardVerification(VerificationPolicy):
     name: ClassVar[str] = "standard"
 
     def judge(self, state: DecodeState, bucket: int) -> None:
-        """Accepts by chance and resamples the first rejection; drafts are greedy, so q is one-hot."""
+        """Accepts by chance and resamples the first rejection; where drafts are not sampled, q is one-hot."""
         accept_standard(
             state.logits,
             state.sampled,
@@ -24,7 +24,7 @@ class StandardVerification(VerificationPolicy):
             state.token_failed,
             state.window_positions,
             state.draft_tokens,
-            None,
+            state.draft_distributions,
             state.temperature,
             state.seed,
             state.cu_tokens[: bucket + 1],

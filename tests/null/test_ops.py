@@ -13,6 +13,8 @@ from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.compact_path import compact_path
+from draftgraph.kernels.draft_argmax import draft_argmax
+from draftgraph.kernels.draft_distribution import draft_distribution
 from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.float8 import FLOAT8
 from draftgraph.kernels.moe_experts import moe_experts
@@ -202,6 +204,28 @@ def mix(device: torch.device | str) -> torch.Tensor:
     return moe_experts(floats(WIDTH, SIZE), ints(WIDTH, 2), weights, ints(WIDTH), *experts, "silu")
 
 
+def choose(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    allowed, chosen = ints(VOCAB).bool(), ints(ROWS)
+    draft_argmax(floats(ROWS, VOCAB), allowed, chosen, floats(ROWS, dtype=torch.float32), ints(ROWS).bool())
+
+
+def keep_distribution(device: torch.device | str) -> None:
+    floats, ints = makers(device)
+    single = torch.float32
+    draft_distribution(
+        floats(ROWS, VOCAB),
+        ints(ROWS),
+        floats(ROWS, dtype=single),
+        floats(ROWS, dtype=single),
+        floats(SLOTS, dtype=single) + 1,
+        ints(SLOTS).bool(),
+        ints(ROWS),
+        1,
+        floats(SLOTS, DRAFTS, VOCAB, dtype=single),
+    )
+
+
 def embed(device: torch.device | str) -> torch.Tensor:
     floats, ints = makers(device)
     return embed_tokens(ints(WIDTH), floats(VOCAB, SIZE), 5.5)
@@ -229,6 +253,8 @@ CASES = {
     "record_logprobs": lambda device: record(device, count=0),
     "record_logprobs of 20": lambda device: record(device, count=20),
     "accept_coupled": accept_by_token,
+    "draft_argmax": choose,
+    "draft_distribution": keep_distribution,
     "accept_synthetic": accept_at_rates,
     "accept_standard": lambda device: accept(accept_standard, device, full=False),
     "accept_standard, draft distributions": lambda device: accept(accept_standard, device, full=True),

@@ -9,9 +9,11 @@ import torch
 
 from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.graphs.state import DecodeState, StateShape
+from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
 
@@ -138,6 +140,37 @@ def look_up(device: torch.device | str) -> None:
     )
 
 
+def pack_last(device: torch.device | str) -> None:
+    s = make_state(device)
+    window = [ints(device, 8) for _ in range(4)]
+    draft_ids = ints(device, 11)
+    ends, base, last = ints(device, BUCKET + 1), ints(device, BUCKET), ints(device, BUCKET)
+    pack_tail(s.tokens, s.length, s.finished, s.slot_of_row, draft_ids, 2, *window, ends, base, last)
+
+
+def advance(device: torch.device | str) -> None:
+    s = make_state(device)
+    window = [ints(device, BUCKET) for _ in range(4)]
+    chosen, target_ids = ints(device, BUCKET), ints(device, 11)
+    advance_draft(
+        chosen,
+        chosen.float(),
+        chosen.bool(),
+        s.length,
+        s.limit,
+        s.finished,
+        s.slot_of_row,
+        target_ids,
+        1,
+        s.draft_tokens,
+        s.confidence,
+        s.draft_count,
+        *window,
+        ints(device, BUCKET),
+        ints(device, BUCKET),
+    )
+
+
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
     "budget_topk": share,
@@ -146,6 +179,8 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "commit": lambda device: finish(device, pairs=False),
     "commit with pairs": lambda device: finish(device, pairs=True),
     "ngram_propose": look_up,
+    "pack_tail": pack_last,
+    "advance_draft": advance,
 }
 
 

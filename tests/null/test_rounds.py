@@ -16,8 +16,9 @@ from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
-from draftgraph.runtime.speculators import create_speculator
+from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
+from draftgraph.runtime.vocab_mapping import VocabMapping
 
 pytestmark = pytest.mark.null
 
@@ -105,6 +106,15 @@ def fake_target(device: torch.device, name: str) -> DecoderModel:
     return DecoderModel(config, builder.build())
 
 
+def fake_parts(spec: SpeculativeConfig, device: torch.device) -> SpeculatorParts:
+    """What the method needs to have been loaded."""
+    if not METHODS[spec.method].language_model:
+        return SpeculatorParts()
+    ids = torch.zeros(50, dtype=torch.int32, device=device)
+    mapping = VocabMapping(ids, ids, ids >= 0) if spec.use_heterogeneous_vocab else None
+    return SpeculatorParts(draft=fake_target(device, "dense"), mapping=mapping)
+
+
 def fake_builder(
     spec: SpeculativeConfig, device: torch.device, target: str = "dense"
 ) -> tuple[RoundBuilder, DecodeState]:
@@ -116,10 +126,11 @@ def fake_builder(
         vocab_size=50,
         max_bucket=4,
         max_width=verify_widths(4, depth)[-1],
+        keeps_draft_probs=spec.keeps_draft_probs,
     )
     model = fake_target(device, target)
     state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)
-    speculator = create_speculator(spec)
+    speculator = create_speculator(spec, fake_parts(spec, device))
     if speculator is not None:
         speculator.allocate(state)
     cache = model.allocate_cache(shape.slots + 1, CONTEXT)
@@ -132,15 +143,30 @@ def available_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.available]
 
 
+def variants() -> list[tuple[str, dict[str, object]]]:
+    """Every available method, with the options that change its steps."""
+    found: list[tuple[str, dict[str, object]]] = []
+    for name in available_methods():
+        method = METHODS[name]
+        options: dict[str, object] = {"model": "some/draft"} if method.needs_model else {}
+        found.append((name, options))
+        if method.samples_drafts:
+            found.append((name, {**options, "draft_sample_method": "probabilistic"}))
+        if method.own_vocabulary:
+            found.append((name, {**options, "use_heterogeneous_vocab": True}))
+    return found
+
+
 @pytest.mark.parametrize("rule", REJECTION_SAMPLE_METHODS)
-@pytest.mark.parametrize("method", available_methods())
-def test_every_step_of_every_program_is_capture_safe(method, rule):
+@pytest.mark.parametrize(("method", "options"), variants(), ids=str)
+def test_every_step_of_every_program_is_capture_safe(method, options, rule):
     depth = None if method == "none" else 5
     spec = SpeculativeConfig(
         method=method,
         num_speculative_tokens=depth,
         rejection_sample_method=rule,
         synthetic_acceptance_length=1.0 if rule == "synthetic" else None,
+        **options,
     )
     with fake_cuda() as device:
         builder, state = fake_builder(spec, device)

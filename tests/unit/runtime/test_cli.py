@@ -155,7 +155,7 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("command", "mentions"),
         [
-            ((), ("demo", "generate", "profile", "fetch", "doctor")),
+            ((), ("demo", "generate", "profile", "fetch", "inspect", "doctor")),
             (("demo",), ("--model", "--max-tokens", "--num-speculative-tokens")),
             (("fetch",), ("smollm2-135m",)),
             (("doctor",), ("--json",)),

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from draft_models import save_noisy_copy
 
 from draftgraph import Engine, SamplingParams
 
@@ -42,6 +43,12 @@ def small_vocabulary_path(tmp_path_factory, tiny_model_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def small_draft_path(tmp_path_factory, small_vocabulary_path):
+    """A disturbed copy: its distributions are near the model's, and not the same."""
+    return save_noisy_copy(small_vocabulary_path, tmp_path_factory.mktemp("tiny") / "draft", 0.7)
+
+
 def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarray:
     """The probability of each continuation of PROMPT by `length` tokens, from transformers' logits."""
     from transformers import LlamaForCausalLM
@@ -74,18 +81,26 @@ def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarr
     return total.numpy()
 
 
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+SAMPLED = {"method": "draft_model", "draft_sample_method": "probabilistic"}
+
+
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [*(("standard", f) for f in FILTERS), ("block", FILTERS[1]), ("coupled", FILTERS[1])],
+    ("drafts", "method", "options"),
+    [
+        *((NGRAM, "standard", f) for f in FILTERS),
+        (NGRAM, "block", FILTERS[1]),
+        (NGRAM, "coupled", FILTERS[1]),
+        (SAMPLED, "standard", FILTERS[1]),
+        *(pytest.param(SAMPLED, "standard", f, marks=pytest.mark.slow) for f in (FILTERS[0], FILTERS[2])),
+        pytest.param(SAMPLED, "block", FILTERS[1], marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, options, method):
-    spec = {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_min": 1,
-        "rejection_sample_method": method,
-    }
+def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, small_draft_path, drafts, options, method):
+    spec = {**drafts, "num_speculative_tokens": 3, "rejection_sample_method": method}
+    if drafts is SAMPLED:
+        spec["model"] = str(small_draft_path)
     params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1000, n=SAMPLES, **options)
     with Engine.from_pretrained(
         small_vocabulary_path, spec, dtype="float32", compile=False, max_batch_size=16

