@@ -51,7 +51,8 @@ def test_cpu_equals_reference(width, padding, dtype):
     result, expected = moe_experts(*args, "silu"), moe_experts_reference(*args, "silu")
     assert result.dtype == dtype
     error = (result.float() - expected.float()).abs().max()
-    assert error <= (1e-5 if dtype == torch.float32 else 1e-2) * expected.float().abs().max()
+    # In bfloat16 each product is rounded on the CPU: four roundings of 2^-9 each, of terms that may cancel.
+    assert error <= (1e-5 if dtype == torch.float32 else 2e-2) * expected.float().abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
