@@ -288,6 +288,7 @@ def kernel_specs() -> list[KernelSpec]:
         specs += _specs(f"{size}, bf16", "bf16", size, size, **verify, with_combine=size in (64, 96, 128, 256))
         if size <= 128:  # larger ones have the same tiles in a prefill
             specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **prefill, with_combine=size == 128)
+    specs += _specs("512, bf16", "bf16", 512, 512, heads=(16, 2), **verify)
     specs += _specs("128, fp16", "fp16", 128, 128, **verify)
     specs += _specs("128, fp32", "fp32", 128, 128, **verify)
     specs += _specs("128, fp32, prefill", "fp32", 128, 128, **prefill)

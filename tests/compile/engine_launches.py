@@ -22,7 +22,8 @@ from draftgraph.graphs.capture_guard import fake_cuda
 from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, compile_specialization, usage_of
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
@@ -82,8 +83,47 @@ CHECKPOINTS: dict[str, dict[str, object]] = {
     "Gemma-3-1B": _config("gemma3_text", 4, 1, 256, 262144, layer_types=GEMMA_LAYERS, sliding_window=512),
     "Gemma-3-4B": _config("gemma3_text", 8, 4, 256, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
     "Gemma-3-27B": _config("gemma3_text", 32, 16, 128, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
+    "MiMo-7B": _config("mimo", 32, 8, 128, 151680),
+    "ERNIE-4.5-0.3B": _config("ernie4_5", 16, 2, 128, 103424),
 }
 """What their config.json says, as far as kernels depend on it."""
+
+_EXPERTS = {"num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_layers": 1}
+MIXTURES: dict[str, dict[str, object]] = {
+    "Qwen3-30B-A3B": _config(
+        "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
+    ),
+    "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
+    "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
+    "DeepSeek-V2-Lite": _config(
+        "deepseek_v2",
+        16,
+        16,
+        128,
+        102400,
+        **_EXPERTS
+        | {"hidden_size": 2048, "q_lora_rank": None, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    ),
+    "DeepSeek-V3": _config("deepseek_v3", 128, 128, 128, 129280, hidden_size=7168, **_EXPERTS),
+    "Gemma-4-26B-A4B": _config(
+        "gemma4_text",
+        16,
+        8,
+        256,
+        262144,
+        layer_types=GEMMA_LAYERS,
+        hidden_size=2816,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=2,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
+}
+"""Those with mixtures of experts, of whose kernels the widths do matter: in bfloat16 alone, to keep the time short."""
+CHECKPOINTS |= MIXTURES
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -111,7 +151,8 @@ def settings() -> Iterator[Setting]:
     """Every checkpoint in every type, and beside the defaults what a user may choose."""
     for name, dtype in itertools.product(CHECKPOINTS, DTYPES):
         # Kernels tell one row from several, and windows of few queries from those of many.
-        yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
+        if name not in MIXTURES or dtype == torch.bfloat16:
+            yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
     for name in ("SmolLM2-135M", "Llama-3.1-8B", "Gemma-3-4B"):
         yield Setting(name, torch.bfloat16, 5, "standard")
     for dtype, rule in itertools.product(DTYPES, ("standard", "coupled")):
@@ -212,28 +253,11 @@ def fake_mapping(target: int, draft: int, device: torch.device) -> VocabMapping:
 
 def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
     """A decoder without data that has every tensor that the config asks for."""
-
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
-    norm = empty(hidden)
-    layer = LayerWeights(
-        attention_norm=norm,
-        qkv=empty(config.qkv_size, hidden),
-        output=empty(hidden, config.num_heads * size),
-        mlp_norm=norm,
-        gate_up=empty(2 * inner, hidden),
-        down=empty(hidden, inner),
-        qkv_bias=empty(config.qkv_size) if config.qkv_bias else None,
-        query_norm=empty(size) if config.qk_norm else None,
-        key_norm=empty(size) if config.qk_norm else None,
-        attention_post_norm=norm if config.post_norms else None,
-        mlp_post_norm=norm if config.post_norms else None,
-    )
-    embedding = empty(config.vocab_size, hidden)
-    layers = (layer,) * config.num_layers
-    return DecoderModel(config, DecoderWeights(embedding, layers, norm, embedding))
+    placements = decoder_placements(config, family_of({"model_type": config.model_type}).layer_norms)
+    builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, dtype=dtype, device=device))
+    return DecoderModel(config, builder.build())
 
 
 def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[Launch, Setting]]:
