@@ -259,26 +259,48 @@ class DecoderModel:
         Returns:
             The final norm's output, and one [W, hidden] per entry of `aux_layers`.
         """
-        hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
+        hidden = self.embed(window.tokens)
         states = {0: hidden}
-        keys, values = cache.key.unbind(0), cache.value.unbind(0)
-        for index, weights in enumerate(self.weights.layers):
-            cos, sin = self._tables[index]
-            hidden = self._layer(
-                hidden,
-                weights,
-                keys[index],
-                values[index],
-                cos,
-                sin,
-                window,
-                self._constants[index],
-            )
-            if index + 1 in aux_layers:
-                states[index + 1] = hidden
-        hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
+        for layer in range(self.config.num_layers):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache))
+            if layer + 1 in aux_layers:
+                states[layer + 1] = hidden
+        hidden = self.final_norm(hidden)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
+
+    def forward_range(
+        self, hidden: torch.Tensor, window: Window, cache: KvCache, first: int, last: int
+    ) -> torch.Tensor:
+        """Runs some of the layers, and writes their keys and values.
+
+        Args:
+            hidden: [W, hidden], what `embed` gave or the layer before `first` left.
+            window: the tokens; their ids are not read.
+            cache: written to, at layers `first` to `last - 1`.
+            first: the first layer to run, from 0.
+            last: the layer to stop before; with `last == first` nothing runs.
+
+        Returns:
+            [W, hidden], before the final norm.
+        """
+        for layer in range(first, last):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache))
+        return hidden
+
+    def layer_arguments(self, layer: int, window: Window, cache: KvCache) -> tuple[Any, ...]:
+        """What `decoder_layer` takes after the hidden states, for one of the layers."""
+        cos, sin = self._tables[layer]
+        weights, constants = self.weights.layers[layer], self._constants[layer]
+        return weights, cache.key[layer], cache.value[layer], cos, sin, window, constants
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int32 [W] to [W, hidden], scaled where the model scales."""
+        return embed_tokens(tokens, self.weights.embedding, self._embedding_scale)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The norm between the last layer and the head, [W, hidden]."""
+        return self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied; into `out` if it is given."""
