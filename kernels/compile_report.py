@@ -34,6 +34,7 @@ OP_FILES: tuple[str, ...] = (
     "draft_argmax",
     "draft_distribution",
     "embed_tokens",
+    "merge_drafts",
     "ngram_propose",
     "pack_tail",
     "pack_window",

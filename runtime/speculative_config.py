@@ -380,7 +380,9 @@ def _checked_methods(given: object) -> str | tuple[str, ...]:
         raise ConfigError(f"method {idle[0]!r} drafts nothing, so it has no place in a list, got {given!r}: {drafting}")
     sources = [name for name in found if METHODS[name].needs_model]
     if len(sources) > 1:
-        raise ConfigError(f"method names {' and '.join(map(repr, sources))}, which each need a model; accepted: one such")
+        raise ConfigError(
+            f"method names {' and '.join(map(repr, sources))}, which each need a model; accepted: one such"
+        )
     return tuple(found)
 
 

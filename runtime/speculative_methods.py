@@ -43,6 +43,11 @@ class Method:
     user_class: bool = False
     """Whether it is a class of the user's (`speculator`)."""
 
+    @property
+    def self_sufficient(self) -> bool:
+        """Whether the number of drafts is all that it needs to be told."""
+        return not (self.needs_model or self.exits_early or self.user_class)
+
 
 def modules_per_pass(config: Mapping[str, Any]) -> int | None:
     """`n_predict`: how many tokens the checkpoint's prediction modules draft in one turn, or None.

@@ -49,8 +49,8 @@ class Identity:
 
 
 def methods_without_weights() -> list[str]:
-    """The methods that this version has and that need no checkpoint of their own."""
-    return [name for name, method in METHODS.items() if method.available and not method.needs_model]
+    """The methods that this version has and that need no checkpoint and no option of their own."""
+    return [name for name, method in METHODS.items() if method.available and method.self_sufficient]
 
 
 def compare_tokens(wanted: list[list[int]], got: list[list[int]]) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeig
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
-from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
+from draftgraph.runtime.speculators import BaseSpeculator, SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
 
@@ -66,13 +68,28 @@ def fake_target(device: torch.device) -> DecoderModel:
     return DecoderModel(config, DecoderWeights(embedding, (layer, layer), empty(32), embedding))
 
 
+class LastToken(BaseSpeculator):
+    """Drafts the last token again."""
+
+    def allocate(self, state: DecodeState) -> None:
+        """Keeps nothing."""
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        slots = state.slot_of_row[:bucket].long()
+        last = state.tokens[slots, state.length[slots].long() - 1]
+        state.draft_tokens[slots] = last[:, None].expand(-1, self.num_speculative_tokens)
+        state.draft_count[slots] = self.num_speculative_tokens
+
+
 def fake_parts(spec: SpeculativeConfig, device: torch.device) -> SpeculatorParts:
     """What the method needs to have been loaded."""
-    if not METHODS[spec.method].language_model:
-        return SpeculatorParts()
+    target = fake_target(device)
+    parts = SpeculatorParts(target=target, target_cache=target.allocate_cache(5, CONTEXT))
+    if not spec.traits.language_model:
+        return parts
     ids = torch.zeros(50, dtype=torch.int32, device=device)
     mapping = VocabMapping(ids, ids, ids >= 0) if spec.use_heterogeneous_vocab else None
-    return SpeculatorParts(draft=fake_target(device), mapping=mapping)
+    return dataclasses.replace(parts, draft=fake_target(device), mapping=mapping)
 
 
 def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBuilder, DecodeState]:
@@ -101,17 +118,23 @@ def available_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.available]
 
 
-def variants() -> list[tuple[str, dict[str, object]]]:
+def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
     """Every available method, with the options that change its steps."""
-    found: list[tuple[str, dict[str, object]]] = []
+    found: list[tuple[str | tuple[str, ...], dict[str, object]]] = []
     for name in available_methods():
         method = METHODS[name]
         options: dict[str, object] = {"model": "some/draft"} if method.needs_model else {}
+        if method.exits_early:
+            options["exit_layer"] = 1
+        if method.user_class:
+            options["speculator"] = f"{__name__}:LastToken"
         found.append((name, options))
         if method.samples_drafts:
             found.append((name, {**options, "draft_sample_method": "probabilistic"}))
         if method.own_vocabulary:
             found.append((name, {**options, "use_heterogeneous_vocab": True}))
+    everything: dict[str, object] = {"model": "some/draft", "exit_layer": 2, "speculator": f"{__name__}:LastToken"}
+    found.append((("ngram", "custom", "layerskip", "draft_model"), everything))
     return found
 
 

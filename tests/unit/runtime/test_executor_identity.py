@@ -26,6 +26,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 SPECS = {
     "plain": {"method": "none"},
     "ngram": NGRAM,
+    "layerskip": {"method": "layerskip", "num_speculative_tokens": 4, "exit_layer": 1},
+    "custom": {"method": "custom", "num_speculative_tokens": 4, "speculator": "small_speculators:Successor"},
+    "ensemble": {**NGRAM, "method": ["ngram", "layerskip"], "exit_layer": 1},
     "plain coupled": {"method": "none", "rejection_sample_method": "coupled"},
     "ngram coupled": {**NGRAM, "rejection_sample_method": "coupled"},
 }
