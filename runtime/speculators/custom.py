@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 
 import torch
@@ -59,7 +60,7 @@ def check_custom(path: str, shape: StateShape, *, hidden_size: int, dtype: torch
         buckets: batch sizes.
 
     Raises:
-        ConfigError: the class cannot be made there, or a CUDA graph could not hold one of its steps; says which and why.
+        ConfigError: the class cannot be made there, or a CUDA graph could not hold one of its steps; says which.
     """
     speculator_class(path)
     with fake_cuda() as device:
@@ -74,8 +75,8 @@ def check_custom(path: str, shape: StateShape, *, hidden_size: int, dtype: torch
             ) from error
         try:
             for bucket in buckets:
-                check_function(f"propose[{bucket}]", lambda rows=bucket: speculator.propose(state, rows))
-                check_function(f"commit[{bucket}]", lambda rows=bucket: speculator.commit(state, rows))
+                check_function(f"propose[{bucket}]", partial(speculator.propose, state, bucket))
+                check_function(f"commit[{bucket}]", partial(speculator.commit, state, bucket))
             window = _chunk(device)
             hidden = torch.empty(window.tokens.shape[0], hidden_size, dtype=dtype, device=device)
             check_function("prefill", lambda: speculator.prefill(state, window, hidden))

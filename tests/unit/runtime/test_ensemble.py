@@ -18,7 +18,7 @@ TEXTS = ["a", "The steam engine", "one two three, one two three, one", "The stea
 
 
 def load(path, spec=None, batch: int = 2, **options: object) -> Engine:
-    settings: dict = {"dtype": "float32", "compile": False, "max_batch_size": batch, "max_model_len": 512}
+    settings: dict = {"dtype": "float32", "compile": False, "max_batch_size": batch, "max_model_len": 640}
     return Engine.from_pretrained(path, spec, **{**settings, **options})
 
 
@@ -187,7 +187,7 @@ class TestConfig:
             SpeculativeConfig.parse({"num_speculative_tokens": 3, **options})
 
     def test_not_available(self):
-        with pytest.raises(NotAvailableError, match="method 'mtp' .* is not available"):
+        with pytest.raises(NotAvailableError, match=r"method 'mtp' .* is not available"):
             SpeculativeConfig(method=("ngram", "mtp"), num_speculative_tokens=2).require_available()
         config = SpeculativeConfig(
             method=("ngram", "draft_model"), model="x", num_speculative_tokens=2, draft_sample_method="probabilistic"
