@@ -70,7 +70,7 @@ def _merge_drafts_cpu(
         confidence_out[slot] = 0.0 if first is None else confidence_of[first, slot]
 
 
-@jit
+@jit(unspecialized=["num_slots", "num_drafts"])
 def _merge_drafts_kernel(  # type: ignore[no-untyped-def]
     member_tokens,
     member_count,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .float8 import dequantize
 from .registration import define_op
-from .triton_support import KernelSpec
+from .triton_support import KernelSpec, constants_of
 from .window_attention_triton import (
     OPERANDS,
     attend_kernel,
@@ -332,7 +332,8 @@ def _specs(
     options = launch_options(constants, element, False)
     shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
     shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
-    shared |= {"context": "i32:16", "partial_size": "i32:16"}
+    shared |= dict.fromkeys(["context", "partial_size", "split_size", "num_splits"], "i32")
+    shared |= {"num_heads": "i32", "group": "i32"}
     absent: dict[str, Any] = {"SLIDING": sliding}
     if tree:
         shared["ancestors"] = "*i64"
@@ -348,18 +349,18 @@ def _specs(
     arguments |= {"scale": "fp32", "soft_cap": "fp32"}
     for stride in ("query_", "query_head_", "key_slot_", "key_head_", "key_", "value_slot_", "value_head_", "value_"):
         arguments[f"{stride}stride"] = "i32:16"
-    full = constants | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
+    full = constants_of(constants) | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
     if float8:
         arguments["key_scale"] = "*fp32"
     else:
         full["key_scale"] = None
-    if constants["NUM_SPLITS"] == 1:
+    if constants["num_splits"] == 1:
         del arguments["partial"]
         full["partial"] = None
     heads_moved = width * num_heads * (key_dim + value_dim) * element
     cached = rows * length * num_kv_heads * (key_dim + value_dim) * (1 if float8 else element)
-    splits = -(-length // constants["SPLIT"])
-    parts = width * num_heads * splits * (value_dim + 2) * 4 if constants["NUM_SPLITS"] > 1 else 0
+    splits = -(-length // constants["split_size"])
+    parts = width * num_heads * splits * (value_dim + 2) * 4 if constants["num_splits"] > 1 else 0
     shape = f"{rows} x {width // rows} tokens, {num_heads}/{num_kv_heads} heads, {length} cached"
     attend = KernelSpec(
         op="window_attention",
@@ -372,20 +373,19 @@ def _specs(
         num_warps=options["num_warps"],
         hip_num_warps=launch_options(constants, element, True)["num_warps"],
         num_stages=options["num_stages"],
-        maxnreg=options["maxnreg"],
         # Float32 latents, wanted only for exactness, pass the smallest limit on NVIDIA, which allows more, and on AMD
         # have two registers' worth of accumulators.
         max_shared=(72 if kind == "fp32" and key_dim > 256 else 64) * 1024,
         max_registers=512 if kind == "fp32" and key_dim > 256 else 255,
     )
-    if constants["NUM_SPLITS"] == 1 or not with_combine:
+    if constants["num_splits"] == 1 or not with_combine:
         return [attend]
     combine = KernelSpec(
         op="window_attention",
         variant=f"{variant}: combine",
         kernel=combine_kernel,
         arguments=shared,
-        constants=combine_config(constants) | absent,
+        constants=constants_of(combine_config(constants)) | absent,
         num_stages=3,
         shape=shape,
         bytes_moved=parts + width * num_heads * value_dim * element,

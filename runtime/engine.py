@@ -165,6 +165,14 @@ class Engine:
         self._submit(requests)
         return TokenStream(self, requests)
 
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids that a prompt is fed as; raises `RequestError` as `generate` does."""
+        self._require_open()
+        target = self._target
+        return encode_prompt(
+            prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
+        )
+
     def warmup(self, progress: Progress | None = None) -> CaptureReport:
         """Compiles every step of every program, and captures it where the executor does, so that nothing is later.
 
@@ -226,11 +234,7 @@ class Engine:
 
     def _requests(self, prompt: Any, params: SamplingParams) -> list[Request]:
         """The requests of one prompt, `params.n` of them."""
-        self._require_open()
-        target = self._target
-        ids = encode_prompt(
-            prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
-        )
+        ids, target = self.encode(prompt), self._target
         stop = (*(() if params.ignore_eos else target.config.eos_token_ids), *params.stop_token_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [

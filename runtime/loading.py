@@ -56,10 +56,22 @@ class LoadedModel:
     draft: LoadedDraft | None = None
 
 
-def load_target(
+def check_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[Path, DecoderConfig, int]:
+    """Resolves a target model and checks it against the settings, cheapest checks first; no weight is read.
+
+    Returns:
+        Its local directory, its config, and the most tokens of a sequence.
+    """
+    path, decoder, max_model_len, _ = _find_models(name, config, progress)
+    return path, decoder, max_model_len
+
+
+def _find_models(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
-) -> LoadedModel:
-    """Resolves, checks and loads a target model and its draft model, cheapest checks first."""
+) -> tuple[Path, DecoderConfig, int, DraftSource | None]:
+    """What `check_target` returns, and the draft model if the method has one."""
     config.speculative.require_available()
     if config.speculative.speculator is not None:
         speculator_class(config.speculative.speculator)
@@ -89,6 +101,14 @@ def load_target(
             dtype=config.torch_dtype,
             buckets=config.buckets,
         )
+    return path, decoder, max_model_len, draft
+
+
+def load_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> LoadedModel:
+    """Resolves, checks and loads a target model and its draft model."""
+    path, decoder, max_model_len, draft = _find_models(name, config, progress)
     tokenizer = load_tokenizer(path)
     mapping = None if draft is None else check_draft(draft, path, decoder, config.speculative)
 

@@ -36,6 +36,7 @@ from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
 from draftgraph.kernels.window_attention import window_attention
+from draftgraph.kernels.workspace import WorkspacePool
 
 pytestmark = pytest.mark.bench
 
@@ -294,6 +295,12 @@ def graph_of(run: Callable[[int], object]) -> torch.cuda.CUDAGraph:
         for slot in range(REPEATS):
             run(slot)
     return graph
+
+
+@pytest.fixture(autouse=True)
+def _pool():
+    with WorkspacePool():
+        yield
 
 
 @pytest.mark.parametrize("name", GROUPS)
