@@ -36,6 +36,7 @@ OP_FILES: tuple[str, ...] = (
     "draft_distribution",
     "embed_tokens",
     "merge_drafts",
+    "moe_experts",
     "ngram_propose",
     "pack_tail",
     "pack_window",

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ class Engine:
         self.tokenizer = target.tokenizer
         self.model_path: Path = target.path
         """The local directory of the weights in use."""
-        self.model_sizes: ModelSizes = model_sizes(target.config)
-        """What the floor counts with."""
+        self._decoder_config = target.config
         self._lock = threading.RLock()
         self._closed = False
         if wanted():
@@ -205,6 +205,11 @@ class Engine:
             with self._lock:
                 if not self._closed:
                     self._core.detach(observer)
+
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """What the floor counts with; an `UnsupportedModelError` for models with parts that it does not count."""
+        return model_sizes(self._decoder_config)
 
     def round_costs(self, shape: RoundShape) -> dict[str, StepCost]:
         """The least that each phase of a round of this engine must move and compute; `shape` gives the dtypes."""
