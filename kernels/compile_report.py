@@ -35,6 +35,7 @@ OP_FILES: tuple[str, ...] = (
     "draft_argmax",
     "draft_distribution",
     "embed_tokens",
+    "merge_drafts",
     "moe_experts",
     "ngram_propose",
     "pack_tail",

@@ -214,26 +214,57 @@ class DecoderModel:
         Returns:
             The final norm's output, and one [W, hidden] per entry of `aux_layers`.
         """
-        hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
+        hidden = self.embed(window.tokens)
         states = {0: hidden}
         inputs = self._layer_inputs(window.tokens, hidden)
-        for index, weights in enumerate(self.weights.layers):
-            cos, sin = self._tables[index]
-            hidden = self._layer(
-                hidden,
-                weights,
-                *self.layer_cache(cache, index),
-                cos,
-                sin,
-                window,
-                self._constants[index],
-                None if inputs is None else inputs.select(1, index),
-            )
-            if index + 1 in aux_layers:
-                states[index + 1] = hidden
-        hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
+        for layer in range(self.config.num_layers):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache, inputs))
+            if layer + 1 in aux_layers:
+                states[layer + 1] = hidden
+        hidden = self.final_norm(hidden)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
+
+    def forward_range(
+        self, hidden: torch.Tensor, window: Window, cache: KvCache, first: int, last: int
+    ) -> torch.Tensor:
+        """Runs some of the layers, and writes their keys and values.
+
+        Args:
+            hidden: [W, hidden], what `embed` gave or the layer before `first` left.
+            window: the tokens. Above the first layer their ids are read only where layers have embeddings of their own.
+            cache: written to, at layers `first` to `last - 1`.
+            first: the first layer to run, from 0.
+            last: the layer to stop before; with `last == first` nothing runs.
+
+        Returns:
+            [W, hidden], before the final norm.
+        """
+        inputs = None
+        if self.config.per_layer_input is not None and first < last:
+            inputs = self._layer_inputs(window.tokens, hidden if first == 0 else self.embed(window.tokens))
+        for layer in range(first, last):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache, inputs))
+        return hidden
+
+    def layer_arguments(
+        self, layer: int, window: Window, cache: KvCache, inputs: torch.Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """What `decoder_layer` takes after the hidden states, for one of the layers.
+
+        `inputs`, [W, L, size], are the layers' own embeddings of the tokens, if the model has such.
+        """
+        weights, constants, (cos, sin) = self.weights.layers[layer], self._constants[layer], self._tables[layer]
+        own = None if inputs is None else inputs.select(1, layer)
+        return weights, *self.layer_cache(cache, layer), cos, sin, window, constants, own
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int32 [W] to [W, hidden], scaled where the model scales."""
+        return embed_tokens(tokens, self.weights.embedding, self._embedding_scale)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The norm between the last layer and the head, [W, hidden]."""
+        return self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
 
     def _layer_inputs(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
         """[W, L, size], or None where layers have no embeddings of their own."""

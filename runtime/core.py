@@ -169,6 +169,11 @@ class EngineCore:
         """The least that drafting costs in a round; None for plain decoding."""
         return None if self._speculator is None else self._speculator.propose_cost(shape)
 
+    @property
+    def first_layer(self) -> int:
+        """The target's layer with which verification begins."""
+        return 0 if self._speculator is None else self._speculator.first_layer
+
     def attach(self, observer: Observer, *, on_host: bool) -> None:
         """Lets `observer` see the requests from now on, and what the host executor runs.
 

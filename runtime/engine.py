@@ -215,7 +215,8 @@ class Engine:
         """The least that each phase of a round of this engine must move and compute; `shape` gives the dtypes."""
         with self._lock:
             self._require_open()
-            return round_costs(self.model_sizes, shape, self._core.propose_cost(shape))
+            propose = self._core.propose_cost(shape)
+            return round_costs(self.model_sizes, shape, propose, first_layer=self._core.first_layer)
 
     def prefill_cost(self, *, width: int, tokens: float, context: float) -> StepCost:
         """The least that a prefill chunk must move and compute: `tokens` of `width`, after `context` cached ones."""

@@ -34,7 +34,7 @@ from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
-from .speculators import SpeculatorParts, create_speculator
+from .speculators import SpeculatorParts, check_custom, create_speculator, speculator_class
 from .tokenizer_files import load_tokenizer
 from .verification import create_policy
 
@@ -73,6 +73,8 @@ def _find_models(
 ) -> tuple[Path, DecoderConfig, int, DraftSource | None]:
     """What `check_target` returns, and the draft model if the method has one."""
     config.speculative.require_available()
+    if config.speculative.speculator is not None:
+        speculator_class(config.speculative.speculator)
     _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
@@ -84,11 +86,20 @@ def _find_models(
     draft = find_draft(config.speculative, progress)
     hf_config = json.loads((path / "config.json").read_text())
     config.speculative.check_checkpoint(hf_config, None if draft is None else draft.hf_config)
+    config.speculative.check_layers(decoder.num_layers)
     max_model_len = _max_model_len(config, decoder, draft)
     if num_drafts >= max_model_len:
         raise ConfigError(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
+        )
+    if config.speculative.speculator is not None:
+        check_custom(
+            config.speculative.speculator,
+            _state_shape(config, decoder, max_model_len),
+            hidden_size=decoder.hidden_size,
+            dtype=config.torch_dtype,
+            buckets=config.buckets,
         )
     return path, decoder, max_model_len, draft
 
@@ -134,31 +145,22 @@ def build_core(
         rounds_per_launch: see `CorePlan`.
     """
     device = config.torch_device
-    num_drafts = config.speculative.num_speculative_tokens or 0
-    widths = _widths(config, num_drafts)
+    widths = _widths(config, config.speculative.num_speculative_tokens or 0)
     state = DecodeState.allocate(
-        StateShape(
-            slots=config.buckets[-1],
-            context=target.max_model_len,
-            num_drafts=num_drafts,
-            vocab_size=target.config.vocab_size,
-            max_bucket=config.buckets[-1],
-            max_width=max(w[-1] for w in widths.values()),
-            max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
-            keeps_draft_probs=config.speculative.keeps_draft_probs,
-            ring=ring or 0,
-        ),
-        dtype=config.torch_dtype,
-        device=device,
+        _state_shape(config, target.config, target.max_model_len, ring), dtype=config.torch_dtype, device=device
     )
-    parts = SpeculatorParts()
-    if target.draft is not None:
-        parts = SpeculatorParts(draft=target.draft.model, mapping=target.draft.mapping)
+    cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
+    parts = SpeculatorParts(
+        draft=None if target.draft is None else target.draft.model,
+        mapping=None if target.draft is None else target.draft.mapping,
+        target=target.model,
+        target_cache=cache,
+        fixed_width=widths[config.buckets[-1]][-1] if config.exact else None,
+    )
     speculator = create_speculator(config.speculative, parts)
     if speculator is not None:
         speculator.allocate(state)
     _set_draft_limit(state, config)
-    cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
     policy = create_policy(config.speculative)
     policy.allocate(state)
     builder = RoundBuilder(target.model, cache, state, speculator, policy)
@@ -174,6 +176,23 @@ def build_core(
     )
     executor = executor or _executor(config)
     return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+
+
+def _state_shape(
+    config: EngineConfig, decoder: DecoderConfig, max_model_len: int, ring: int | None = None
+) -> StateShape:
+    num_drafts = config.speculative.num_speculative_tokens or 0
+    return StateShape(
+        slots=config.buckets[-1],
+        context=max_model_len,
+        num_drafts=num_drafts,
+        vocab_size=decoder.vocab_size,
+        max_bucket=config.buckets[-1],
+        max_width=max(widths[-1] for widths in _widths(config, num_drafts).values()),
+        max_stop_tokens=MAX_STOP_TOKEN_IDS + len(decoder.eos_token_ids),
+        keeps_draft_probs=config.speculative.keeps_draft_probs,
+        ring=ring or 0,
+    )
 
 
 def _check_executor(config: EngineConfig) -> None:

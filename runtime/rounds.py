@@ -178,9 +178,18 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            self._model.logits(self._model.forward(window, self._cache), out=s.logits[:width])
+            self._model.logits(self._forward(s, window), out=s.logits[:width])
 
         return Step(f"verify[{width}]", verify)
+
+    def _forward(self, state: DecodeState, window: Window) -> torch.Tensor:
+        """The target's last hidden states over the rows' windows, from the layer at which the drafter left off."""
+        model, speculator = self._model, self._speculator
+        begun = None if speculator is None else speculator.verify_hidden(state, window)
+        if speculator is None or begun is None:
+            return model.forward(window, self._cache)
+        layers = (speculator.first_layer, model.config.num_layers)
+        return model.final_norm(model.forward_range(begun, window, self._cache, *layers))
 
     def _record(self, bucket: int, buffers: LogprobBuffers) -> Step:
         def record(s: DecodeState) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,15 @@ class Method:
     """Whether the drafter's vocabulary can be another than the target's."""
     samples_drafts: bool = False
     """Whether it can sample its drafts (`draft_sample_method` "probabilistic")."""
+    exits_early: bool = False
+    """Whether the target's own first layers draft (`exit_layer`)."""
+    user_class: bool = False
+    """Whether it is a class of the user's (`speculator`)."""
+
+    @property
+    def self_sufficient(self) -> bool:
+        """Whether the number of drafts is all that it needs to be told."""
+        return not (self.needs_model or self.exits_early or self.user_class)
 
 
 def modules_per_pass(config: Mapping[str, Any]) -> int | None:
@@ -105,10 +114,33 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             depth_from_checkpoint=True,
             checkpoint_depth=_block_size,
         ),
-        "layerskip": Method(summary="the target's first layers draft"),
+        "layerskip": Method(
+            summary="the target's first layers draft", available=True, exits_early=True, samples_drafts=True
+        ),
+        "custom": Method(summary="a class of the user's drafts", available=True, user_class=True),
     }
 )
 """Every method by name, plain decoding included."""
+
+
+def combined(names: Sequence[str]) -> Method:
+    """What holds for several methods of which the first that drafts wins; for one, that method.
+
+    Together they draft greedily: verification would have to know which of them a draft was sampled by.
+
+    Args:
+        names: keys of `METHODS`.
+    """
+    methods = [METHODS[name] for name in names]
+    if len(methods) == 1:
+        return methods[0]
+    traits: dict[str, Any] = {
+        field.name: any(getattr(method, field.name) for method in methods)
+        for field in fields(Method)
+        if isinstance(field.default, bool)
+    }
+    traits |= {"available": all(method.available for method in methods), "samples_drafts": False}
+    return Method(summary="; else ".join(method.summary for method in methods), **traits)
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

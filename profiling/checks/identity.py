@@ -58,7 +58,7 @@ def checked_methods() -> list[str]:
     return [
         name
         for name, method in METHODS.items()
-        if method.available and (not method.needs_model or method.language_model)
+        if method.available and (method.self_sufficient or method.language_model)
     ]
 
 

@@ -28,9 +28,12 @@ class BaseSpeculator(ABC):
 
     name: ClassVar[str]
 
-    unseen: ClassVar[int] = 0
+    unseen: int = 0
     """How many of the last tokens whose KV the target holds the drafter may not have seen between two rounds. A later
     prompt reuses a slot's tokens without these."""
+
+    first_layer: int = 0
+    """The target's layer with which verification begins, where `verify_hidden` says that those before it have run."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -45,6 +48,26 @@ class BaseSpeculator(ABC):
 
     def commit(self, state: DecodeState, bucket: int) -> None:  # noqa: B027 - most methods have nothing to do
         """Takes note of what was accepted; runs after accept, before the tokens are appended."""
+
+    def verify_hidden(self, state: DecodeState, window: Window) -> torch.Tensor | None:
+        """What the layers before `first_layer` left of the rows' windows, for a drafter that ran them; part of verify.
+
+        They must have written their KV of every window, those without a draft included.
+
+        Args:
+            state: of the engine.
+            window: the rows' windows, packed.
+
+        Returns:
+            [W, hidden] in the order of `window`, or None: verification runs all layers.
+        """
+        return None
+
+    def expect_other_drafts(self) -> None:  # noqa: B027
+        """Called before `allocate` where several methods draft: what is accepted may be the drafts of another.
+
+        `propose` then still runs in every round, and catches up on up to K + 1 tokens that it did not draft.
+        """
 
     def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:  # noqa: B027
         """Takes in one chunk of a prompt, after the target has.

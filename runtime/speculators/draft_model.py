@@ -7,18 +7,14 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
-from ...graphs.buckets import MIN_WIDTH, power_of_two_at_least
-from ...kernels.advance_draft import advance_draft
-from ...kernels.draft_argmax import draft_argmax
-from ...kernels.draft_distribution import draft_distribution
 from ...kernels.pack_tail import pack_tail
-from ...kernels.sample_target import sample_target
 from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
 from ...profiling.floor import RoundShape, StepCost, forward_cost
 from ..model_sizes import model_sizes
 from ..vocab_mapping import VocabMapping
 from .base import BaseSpeculator
+from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
 
 _TAIL = 2
 # With all K drafts accepted the drafter has not seen two tokens: the last draft, which nothing was drafted after, and
@@ -37,7 +33,7 @@ class DraftModelSpeculator(BaseSpeculator):
     """
 
     name: ClassVar[str] = "draft_model"
-    unseen: ClassVar[int] = _TAIL - 1
+    unseen = _TAIL - 1
 
     _cache: KvCache
     _tail: Window
@@ -60,41 +56,45 @@ class DraftModelSpeculator(BaseSpeculator):
             mapping: between the target's vocabulary and the drafter's; None where they are the same.
         """
         super().__init__(num_speculative_tokens)
-        self._model, self._stream = model, stream
+        self._model, self._tail_size = model, _TAIL
         self._draft_ids = None if mapping is None else mapping.draft_ids.to(model.device)
-        self._target_ids = None if mapping is None else mapping.target_ids.to(model.device)
-        self._allowed = None if mapping is None else mapping.allowed.to(model.device)
+        self._chooser = DraftChooser(
+            stream,
+            allowed=None if mapping is None else mapping.allowed.to(model.device),
+            target_ids=None if mapping is None else mapping.target_ids.to(model.device),
+        )
+
+    def expect_other_drafts(self) -> None:
+        """Catches up on K + 1 tokens in each round: as many may be accepted without its having drafted any.
+
+        What it drafted in vain stands in its cache at their positions.
+        """
+        self._tail_size = max(_TAIL, self.num_speculative_tokens + 1)
+        self.unseen = self._tail_size - 1
 
     def allocate(self, state: DecodeState) -> None:
         """Allocates the drafter's KV, [L, R1, Hkv, S, D] of it twice, and windows for the largest bucket."""
         rows, device = state.shape.max_bucket, state.device
+        width = window_width(rows)
         self._cache = self._model.allocate_cache(state.shape.slots + 1, state.shape.context)
-        self._tail = _empty_window(rows, _width(rows * _TAIL), device)
-        width = _width(rows)
-        self._step = _empty_window(rows, width, device)._replace(
-            # One token per row, row after row, whichever rows are live.
-            cu_tokens=torch.arange(rows + 1, dtype=torch.int32, device=device)
-        )
+        self._tail = empty_window(rows, window_width(rows * self._tail_size), device)
+        self._step = step_window(rows, width, device)
         self._last = torch.zeros(width, dtype=torch.int32, device=device)
-        self._rows = torch.arange(width, dtype=torch.int32, device=device)
-        self._chosen = torch.zeros(width, dtype=torch.int32, device=device)
-        self._confidence = torch.zeros(width, dtype=torch.float32, device=device)
-        self._log_normalizer = torch.zeros(width, dtype=torch.float32, device=device)
-        self._threshold = torch.zeros(width, dtype=torch.float32, device=device)
-        self._failed = torch.zeros(width, dtype=torch.bool, device=device)
+        self._chooser.allocate(state, width)
 
     def propose(self, state: DecodeState, bucket: int) -> None:
         """Catches up and drafts K tokens for every live row of the bucket."""
-        tail = _part(self._tail, bucket, _width(bucket * _TAIL))._replace(slot_of_row=state.slot_of_row[:bucket])
-        step_window = _part(self._step, bucket, _width(bucket))
-        last = self._last[: _width(bucket)]
+        slot_of_row, size = state.slot_of_row[:bucket], self._tail_size
+        tail = part_of(self._tail, bucket, window_width(bucket * size))._replace(slot_of_row=slot_of_row)
+        following = part_of(self._step, bucket, window_width(bucket))
+        last = self._last[: window_width(bucket)]
         pack_tail(
             state.tokens,
             state.length,
             state.finished,
-            tail.slot_of_row,
+            slot_of_row,
             self._draft_ids,
-            _TAIL,
+            size,
             tail.tokens,
             tail.positions,
             tail.slots,
@@ -104,11 +104,10 @@ class DraftModelSpeculator(BaseSpeculator):
             last,
         )
         hidden = self._model.forward(tail, self._cache).index_select(0, last)
-        positions = tail.positions.index_select(0, last)
-        self._draft(state, bucket, 0, hidden, positions, step_window)
-        for step in range(1, self.num_speculative_tokens):
-            hidden = self._model.forward(step_window, self._cache)
-            self._draft(state, bucket, step, hidden, step_window.positions, step_window)
+        for step in range(self.num_speculative_tokens):
+            if step > 0:
+                hidden = self._model.forward(following, self._cache)
+            self._chooser.draft(state, step, self._model.logits(hidden)[:bucket], slot_of_row, following)
 
     def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:
         """Writes the drafter's KV of the chunk."""
@@ -121,11 +120,17 @@ class DraftModelSpeculator(BaseSpeculator):
         self._cache.clear(slot)
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
-        """One forward of two tokens per row and K - 1 of one, with the logits of one token per row each."""
-        sizes, rows = model_sizes(self._model.config), shape.rows
+        """One forward of the tail of every row and K - 1 of one token, with the logits of one token per row each."""
+        sizes, rows, tail = model_sizes(self._model.config), shape.rows, self._tail_size
         dtype = self._model.dtype
         cost = forward_cost(
-            sizes, width=_TAIL * rows, rows=rows, window=_TAIL, context=shape.context - 1, dtype=dtype, head=False
+            sizes,
+            width=tail * rows,
+            rows=rows,
+            window=tail,
+            context=max(0, shape.context + 1 - tail),
+            dtype=dtype,
+            head=False,
         )
         head = StepCost(
             bytes_read=sizes.head * dtype.itemsize,
@@ -136,111 +141,3 @@ class DraftModelSpeculator(BaseSpeculator):
         step = forward_cost(sizes, width=rows, rows=rows, window=1, context=shape.context, dtype=dtype, head=False)
         depth = self.num_speculative_tokens
         return cost + step.times(depth - 1) + head.times(depth)
-
-    def _draft(
-        self,
-        state: DecodeState,
-        bucket: int,
-        step: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        following: Window,
-    ) -> None:
-        """Draft `step` of every row, from the `hidden` of the token before it at `positions`; packs `following`."""
-        width, slot_of_row = hidden.shape[0], state.slot_of_row[:bucket]
-        logits = self._model.logits(hidden)[:bucket]
-        draft_argmax(logits, self._allowed, self._chosen[:bucket], self._confidence[:bucket], self._failed[:bucket])
-        if self._stream is not None:
-            self._sample(state, bucket, step, logits, positions[:bucket])
-        advance_draft(
-            self._chosen[:width],
-            self._confidence[:width],
-            self._failed[:width],
-            state.length,
-            state.limit,
-            state.finished,
-            slot_of_row,
-            self._target_ids,
-            step,
-            state.draft_tokens,
-            state.confidence,
-            state.draft_count,
-            following.tokens,
-            following.positions,
-            following.slots,
-            following.rows,
-            following.base,
-            following.slot_of_row,
-        )
-
-    def _sample(
-        self, state: DecodeState, bucket: int, step: int, logits: torch.Tensor, positions: torch.Tensor
-    ) -> None:
-        """Replaces the likeliest token by a sample, and keeps the distribution where verification asks for it."""
-        assert self._stream is not None
-        slot_of_row = state.slot_of_row[:bucket]
-        chosen, failed = self._chosen[:bucket], self._failed[:bucket]
-        log_normalizer, threshold = self._log_normalizer[:bucket], self._threshold[:bucket]
-        sample_target(
-            logits,
-            self._rows[:bucket],
-            positions,
-            self._step.cu_tokens[: bucket + 1],
-            slot_of_row,
-            state.temperature,
-            state.top_k,
-            state.top_p,
-            state.min_p,
-            state.seed,
-            chosen,
-            log_normalizer,
-            threshold,
-            failed,
-            self._stream,
-        )
-        distributions = state.draft_distributions
-        if distributions is not None:
-            draft_distribution(
-                logits,
-                chosen,
-                log_normalizer,
-                threshold,
-                state.temperature,
-                state.finished,
-                slot_of_row,
-                step,
-                distributions,
-            )
-
-
-def _width(tokens: int) -> int:
-    """The width of a window that holds `tokens`."""
-    return power_of_two_at_least(max(MIN_WIDTH, tokens))
-
-
-def _empty_window(rows: int, width: int, device: torch.device) -> Window:
-    def zeros(size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=device)
-
-    return Window(
-        tokens=zeros(width),
-        positions=zeros(width),
-        slots=zeros(width),
-        rows=zeros(width),
-        cu_tokens=zeros(rows + 1),
-        base=zeros(rows),
-        slot_of_row=zeros(rows),
-    )
-
-
-def _part(window: Window, rows: int, width: int) -> Window:
-    """The window of a smaller bucket in the tensors of the largest."""
-    return Window(
-        tokens=window.tokens[:width],
-        positions=window.positions[:width],
-        slots=window.slots[:width],
-        rows=window.rows[:width],
-        cu_tokens=window.cu_tokens[: rows + 1],
-        base=window.base[:rows],
-        slot_of_row=window.slot_of_row[:rows],
-    )

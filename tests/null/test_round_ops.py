@@ -12,6 +12,7 @@ from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
+from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
@@ -171,6 +172,12 @@ def advance(device: torch.device | str) -> None:
     )
 
 
+def merge(device: torch.device | str) -> None:
+    s = make_state(device)
+    tokens, count = ints(device, 2, *s.draft_tokens.shape), ints(device, 2, s.length.shape[0])
+    merge_drafts(tokens, count, tokens.float(), s.finished, s.slot_of_row, s.draft_tokens, s.draft_count, s.confidence)
+
+
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
     "budget_topk": share,
@@ -181,6 +188,7 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "ngram_propose": look_up,
     "pack_tail": pack_last,
     "advance_draft": advance,
+    "merge_drafts": merge,
 }
 
 

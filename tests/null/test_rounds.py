@@ -10,13 +10,13 @@ import torch
 from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
 from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
-from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.decoder import DecoderModel, KvCache
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
-from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
+from draftgraph.runtime.speculators import BaseSpeculator, SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
 
@@ -106,13 +106,26 @@ def fake_target(device: torch.device, name: str) -> DecoderModel:
     return DecoderModel(config, builder.build())
 
 
-def fake_parts(spec: SpeculativeConfig, device: torch.device) -> SpeculatorParts:
+class LastToken(BaseSpeculator):
+    """Drafts the last token again."""
+
+    def allocate(self, state: DecodeState) -> None:
+        """Keeps nothing."""
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        slots = state.slot_of_row[:bucket].long()
+        last = state.tokens[slots, state.length[slots].long() - 1]
+        state.draft_tokens[slots] = last[:, None].expand(-1, self.num_speculative_tokens)
+        state.draft_count[slots] = self.num_speculative_tokens
+
+
+def fake_parts(spec: SpeculativeConfig, device: torch.device, target: DecoderModel, cache: KvCache) -> SpeculatorParts:
     """What the method needs to have been loaded."""
-    if not METHODS[spec.method].language_model:
-        return SpeculatorParts()
+    if not spec.traits.language_model:
+        return SpeculatorParts(target=target, target_cache=cache)
     ids = torch.zeros(50, dtype=torch.int32, device=device)
     mapping = VocabMapping(ids, ids, ids >= 0) if spec.use_heterogeneous_vocab else None
-    return SpeculatorParts(draft=fake_target(device, "dense"), mapping=mapping)
+    return SpeculatorParts(draft=fake_target(device, "dense"), mapping=mapping, target=target, target_cache=cache)
 
 
 def fake_builder(
@@ -130,10 +143,10 @@ def fake_builder(
     )
     model = fake_target(device, target)
     state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)
-    speculator = create_speculator(spec, fake_parts(spec, device))
+    cache = model.allocate_cache(shape.slots + 1, CONTEXT)
+    speculator = create_speculator(spec, fake_parts(spec, device, model, cache))
     if speculator is not None:
         speculator.allocate(state)
-    cache = model.allocate_cache(shape.slots + 1, CONTEXT)
     policy = create_policy(spec)
     policy.allocate(state)
     return RoundBuilder(model, cache, state, speculator, policy), state
@@ -143,17 +156,23 @@ def available_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.available]
 
 
-def variants() -> list[tuple[str, dict[str, object]]]:
+def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
     """Every available method, with the options that change its steps."""
-    found: list[tuple[str, dict[str, object]]] = []
+    found: list[tuple[str | tuple[str, ...], dict[str, object]]] = []
     for name in available_methods():
         method = METHODS[name]
         options: dict[str, object] = {"model": "some/draft"} if method.needs_model else {}
+        if method.exits_early:
+            options["exit_layer"] = 1
+        if method.user_class:
+            options["speculator"] = f"{__name__}:LastToken"
         found.append((name, options))
         if method.samples_drafts:
             found.append((name, {**options, "draft_sample_method": "probabilistic"}))
         if method.own_vocabulary:
             found.append((name, {**options, "use_heterogeneous_vocab": True}))
+    everything: dict[str, object] = {"model": "some/draft", "exit_layer": 2, "speculator": f"{__name__}:LastToken"}
+    found.append((("ngram", "custom", "layerskip", "draft_model"), everything))
     return found
 
 
@@ -185,9 +204,10 @@ def test_every_step_of_every_program_is_capture_safe(method, options, rule):
         assert state.tokens.device.type == "cuda"
 
 
+@pytest.mark.parametrize("options", [{"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}], ids=str)
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "dense"])
-def test_the_steps_of_other_targets_are_capture_safe(name):
-    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=5)
+def test_the_steps_of_other_targets_are_capture_safe(name, options):
+    spec = SpeculativeConfig(**options, num_speculative_tokens=5)
     with fake_cuda() as device:
         builder, _ = fake_builder(spec, device, name)
         for bucket in BUCKETS:

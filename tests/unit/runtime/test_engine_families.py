@@ -46,3 +46,12 @@ def test_greedy_text_with_drafts_equals_transformers(name, tmp_path) -> None:
                 engine.prefill_cost(width=16, tokens=9, context=0)
     assert [list(result.token_ids) for result in results] == expected
     assert sum(result.metrics.accepted_tokens for result in results) > 0, "without drafts it would prove nothing"
+
+    layers = reference.config.get_text_config().num_hidden_layers
+    for exit_layer in (1, layers):
+        early = {"method": "layerskip", "num_speculative_tokens": 3, "exit_layer": exit_layer}
+        with Engine.from_pretrained(tmp_path, early, **options) as engine:
+            results = engine.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+        assert [list(result.token_ids) for result in results] == expected
+    # Now all layers draft, and only what is drafted past the end is not accepted.
+    assert all(result.metrics.accepted_tokens == result.metrics.proposed_tokens for result in results)

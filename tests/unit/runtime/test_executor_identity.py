@@ -29,6 +29,9 @@ DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "model": "a
 SPECS = {
     "plain": {"method": "none"},
     "ngram": NGRAM,
+    "layerskip": {"method": "layerskip", "num_speculative_tokens": 4, "exit_layer": 1},
+    "custom": {"method": "custom", "num_speculative_tokens": 4, "speculator": "small_speculators:Successor"},
+    "ensemble": {**NGRAM, "method": ["ngram", "layerskip"], "exit_layer": 1},
     "plain coupled": {"method": "none", "rejection_sample_method": "coupled"},
     "ngram coupled": {**NGRAM, "rejection_sample_method": "coupled"},
     "ngram block": {**NGRAM, "rejection_sample_method": "block"},
