@@ -13,8 +13,21 @@ import numpy.typing as npt
 import torch
 
 from .registration import define_op
-from .suffix_index import BEST, COUNT, LINK, LONGEST, NODE, PLANES, SPREAD, STEP, IntArray, Tree, extend, hash_shift
-from .suffix_index import match_suffix as match_suffix
+from .suffix_index import (
+    BEST,
+    COUNT,
+    LINK,
+    LONGEST,
+    NODE,
+    PLANES,
+    SPREAD,
+    STEP,
+    IntArray,
+    Tree,
+    extend,
+    hash_shift,
+    match_suffix,
+)
 from .suffix_propose_triton import kernel_specs, suffix_propose_triton
 
 __all__ = [
@@ -35,7 +48,8 @@ def draft_budget(depth: int, num_drafts: int, factor: float, offset: float = 0.0
     Never more than `num_drafts`, nor than the tree is deep below the match.
     """
     return tuple(
-        max(0, min(num_drafts, depth - match, math.floor(match * factor + offset))) for match in range(1, depth + 1)
+        max(0, min(depth - match, math.floor(min(num_drafts, match * factor + offset))))
+        for match in range(1, depth + 1)
     )
 
 
@@ -289,9 +303,7 @@ def _follow_best(
     return scores, made
 
 
-def _write_drafts(
-    index: Tree, depth: int, node: int, drafts: IntArray, confidence: npt.NDArray[np.float32]
-) -> None:
+def _write_drafts(index: Tree, depth: int, node: int, drafts: IntArray, confidence: npt.NDArray[np.float32]) -> None:
     """Follows one match again and writes what it drafts."""
     _, nodes, counts, best = index.tree
     for place in range(len(drafts)):

@@ -163,16 +163,12 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
         there = tl.load(global_tokens + follow[:, None] - 1 - lane[None, :], mask=compared, other=0)
         differ = tl.sum((compared & (there != recent[None, :])).to(tl.int32), 1)
         found = tl.where((follow > 0) & (differ == 0), follow, found)
-        follow = tl.load(
-            global_tree + lane * global_context + follow - 1, mask=(follow > 0) & (found == 0), other=0
-        )
+        follow = tl.load(global_tree + lane * global_context + follow - 1, mask=(follow > 0) & (found == 0), other=0)
     most = tl.minimum(tl.load(budget + lane, mask=real, other=0), NUM_DRAFTS)
     own_score, own_made = _follow_best(own, context, plane, lane + 1, own_node, known, most, least, LANES)
     global_plane = slot * 0 + global_context * DEPTH
     node = tl.maximum(found - 1, 0)
-    score, made = _follow_best(
-        global_tree, global_context, global_plane, lane + 1, node, found > 0, most, least, LANES
-    )
+    score, made = _follow_best(global_tree, global_context, global_plane, lane + 1, node, found > 0, most, least, LANES)
 
     # The highest score, then the longest match, then the row's own tree.
     own_highest, highest = tl.max(own_score, 0), tl.max(score, 0)

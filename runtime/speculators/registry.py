@@ -13,6 +13,7 @@ from ..vocab_mapping import VocabMapping
 from .base import BaseSpeculator
 from .draft_model import DraftModelSpeculator
 from .ngram import NgramSpeculator
+from .suffix import SuffixSpeculator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,18 @@ def _ngram(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     return NgramSpeculator(depth, min_n=shortest, max_n=longest)
 
 
+def _suffix(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth = config.num_speculative_tokens
+    assert depth is not None
+    return SuffixSpeculator(
+        depth,
+        max_tree_depth=config.suffix_decoding_max_tree_depth,
+        max_cached_requests=config.suffix_decoding_max_cached_requests,
+        max_spec_factor=config.suffix_decoding_max_spec_factor,
+        min_token_prob=config.suffix_decoding_min_token_prob,
+    )
+
+
 def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     depth = config.num_speculative_tokens
     assert depth is not None
@@ -52,7 +65,12 @@ def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpecu
     return DraftModelSpeculator(depth, parts.draft, stream=stream, mapping=parts.mapping)
 
 
-_FACTORIES: dict[str, Factory] = {"none": _no_speculator, "ngram": _ngram, "draft_model": _draft_model}
+_FACTORIES: dict[str, Factory] = {
+    "none": _no_speculator,
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "draft_model": _draft_model,
+}
 
 
 def create_speculator(config: SpeculativeConfig, parts: SpeculatorParts | None = None) -> BaseSpeculator | None:
