@@ -47,10 +47,8 @@ def draft_budget(depth: int, num_drafts: int, factor: float, offset: float = 0.0
 
     Never more than `num_drafts`, nor than the tree is deep below the match.
     """
-    return tuple(
-        max(0, min(depth - match, math.floor(min(num_drafts, match * factor + offset))))
-        for match in range(1, depth + 1)
-    )
+    allowed = (math.floor(min(num_drafts, match * factor + offset)) for match in range(1, depth + 1))
+    return tuple(max(0, min(depth - match, most)) for match, most in enumerate(allowed, start=1))
 
 
 def suffix_propose_reference(

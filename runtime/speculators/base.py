@@ -60,8 +60,9 @@ class BaseSpeculator(ABC):
         """Forgets what `slot` held: a new request begins there, with the length and the tokens of its prompt."""
 
     def finish(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027
-        """Takes note of a request that ended in `slot`, with its prompt and output. Rounds may be running: what the device
-        reads must be left alone until `admit`.
+        """Takes note of a request that ended in `slot`, with its prompt and output.
+
+        Rounds may be running: what the device reads must be left alone until `admit`.
         """
 
     def clear(self, slot: int) -> None:  # noqa: B027

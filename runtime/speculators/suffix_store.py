@@ -69,7 +69,7 @@ class SuffixStore:
             room -= len(sequence)
             kept.insert(0, sequence)
         tokens, requests = sum(len(sequence) for sequence in kept), len(kept)
-        evicted = self._evict(tokens, requests)
+        evicted = self._evict(tokens, requests) if len(kept) == len(added) else self.requests
         if evicted == 0 and tokens * _REBUILD_FACTOR < self.used:
             for sequence in kept:
                 self._append(sequence)
