@@ -23,11 +23,16 @@ from draftgraph.runtime.loading import build_core, load_target
 from draftgraph.runtime.speculative_config import SpeculativeConfig
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
 SPECS = {
     "plain": {"method": "none"},
     "ngram": NGRAM,
+    # Without the global tree: when other requests enter it depends on the executor, and under "standard" the drafts do
+    # on it, and a sampled text on the drafts.
+    "suffix": {**SUFFIX, "suffix_decoding_max_cached_requests": 0},
     "plain coupled": {"method": "none", "rejection_sample_method": "coupled"},
     "ngram coupled": {**NGRAM, "rejection_sample_method": "coupled"},
+    "suffix coupled": {**SUFFIX, "rejection_sample_method": "coupled"},
 }
 GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=5)
