@@ -9,7 +9,7 @@ from .executors import Executor, ExecutorStatus, available_executors, choose_exe
 from .host_executor import HostExecutor
 from .host_memory import HostReader, SharedTensor, shared, upload
 from .mailbox import Delivery, Mailbox
-from .program import Node, Program, Sequence, Step, Switch, While
+from .program import Node, Program, Sequence, Step, Switch, While, map_steps
 from .state import DecodeState, HostView, StateShape
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "compile_region",
     "eager_region",
     "exact_widths",
+    "map_steps",
     "prefill_widths",
     "select_executor",
     "shared",

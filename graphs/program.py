@@ -89,6 +89,19 @@ def _steps(node: Node) -> Iterator[Step]:
                 yield from _steps(child)
 
 
+def map_steps(node: Node, change: Callable[[Step], Step]) -> Node:
+    """The same node with every step in it replaced by what `change` makes of it."""
+    match node:
+        case Step():
+            return change(node)
+        case Sequence():
+            return Sequence(*(map_steps(child, change) for child in node.nodes))
+        case While():
+            return While(node.flag, map_steps(node.body, change))
+        case Switch():
+            return Switch(node.index, tuple(map_steps(child, change) for child in node.branches))
+
+
 def _require_scalar(what: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if tensor.numel() != 1 or tensor.dtype not in dtypes:
         raise ValueError(

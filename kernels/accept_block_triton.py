@@ -14,8 +14,9 @@ from .residual_triton import (
     sample_residual,
     write_accepted,
 )
-from .sample_target_triton import SPEC_SIZES, part_size, part_warps
-from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl
+from .vocabulary_parts import MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
+from .workspace import workspace
 
 
 @jit
@@ -39,7 +40,7 @@ def _block_size(proposal, NUM_DRAFTS: tl.constexpr, COLUMNS: tl.constexpr):  # t
     return tl.min(tl.where(proposal >= 0, COLUMNS, tl.arange(0, COLUMNS)), 0)
 
 
-@jit
+@jit(unspecialized=["parts"])
 def excess_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -55,7 +56,7 @@ def excess_kernel(  # type: ignore[no-untyped-def]
     logits_stride,
     NUM_DRAFTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PART: tl.constexpr,
 ):
     """Of each row, draft but the block's last, and part of the vocabulary: max(w P - Q, 0) in units of 2**-40."""
@@ -96,10 +97,10 @@ def excess_kernel(  # type: ignore[no-untyped-def]
     draft = (slot.to(tl.int64) * NUM_DRAFTS + index) * vocab
     above = weight * everywhere - tl.load(draft_probs + draft + token, mask=inside, other=0.0)
     units = (tl.where(inside, tl.maximum(above, 0.0), 0.0) * 1099511627776.0).to(tl.int64)
-    tl.store(excess + (row * NUM_DRAFTS + index) * PARTS + part, tl.sum(units, 0))
+    tl.store(excess + (row * NUM_DRAFTS + index) * parts + part, tl.sum(units, 0))
 
 
-@jit
+@jit(unspecialized=["vocab", "logits_stride", "parts"])
 def decide_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -124,7 +125,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     STREAM: tl.constexpr,
     NUM_DRAFTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PARTS_2: tl.constexpr,
 ):
     """One program per row: all outputs, with `sampled` in the rejected draft's place, which one that is, and its w."""
@@ -161,8 +162,8 @@ def decide_kernel(  # type: ignore[no-untyped-def]
         above = weights * (1.0 - p)
     else:
         part = tl.arange(0, PARTS_2)
-        place = (row * NUM_DRAFTS + column)[:, None] * PARTS + part[None, :]
-        known = ((column >= 1) & (column < block))[:, None] & (part < PARTS)[None, :]
+        place = (row * NUM_DRAFTS + column)[:, None] * parts + part[None, :]
+        known = ((column >= 1) & (column < block))[:, None] & (part < parts)[None, :]
         above = tl.sum(tl.load(excess + place, mask=known, other=0), 1).to(tl.float32) * 9.094947017729282e-13
     total = above + (1.0 - weights)
     partial = tl.where(total > 0.0, tl.div_rn(above, tl.where(total > 0.0, total, 1.0)), 1.0)
@@ -208,8 +209,7 @@ def accept_block_triton(
     if rows == 0:
         return
     device = logits.device
-    part = part_size(vocab)
-    parts = -(-vocab // part)
+    part, parts = part_size(vocab), num_parts(vocab)
     columns = next_power_of_2(num_drafts + 1)
     rejected = workspace("accept_block.rejected", rows, torch.int32, device)
     scale = workspace("accept_block.scale", rows, torch.float32, device)
@@ -230,7 +230,7 @@ def accept_block_triton(
             logits.stride(0),
             NUM_DRAFTS=num_drafts,
             COLUMNS=columns,
-            PARTS=parts,
+            parts=parts,
             PART=part,
             num_warps=part_warps(part),
             **UNFUSED,
@@ -250,8 +250,8 @@ def accept_block_triton(
         STREAM=ACCEPT,
         NUM_DRAFTS=num_drafts,
         COLUMNS=columns,
-        PARTS=parts,
-        PARTS_2=next_power_of_2(parts),
+        parts=parts,
+        PARTS_2=MOST_PARTS,
         num_warps=1,
         **UNFUSED,
     )
@@ -280,7 +280,7 @@ def kernel_specs() -> list[KernelSpec]:
         moved = 4 * vocab * (8 if kind == "fp32" else 6)
         specs.append(acceptance_spec("accept_block", "excess", excess_kernel, kind, vocab, moved))
         for changes in ({"draft_probs": None}, {}):
-            moved = 5 * 64 + (0 if changes else 5 * 8 * -(-vocab // part_size(vocab)))
+            moved = 5 * 64 + (0 if changes else 5 * 8 * num_parts(vocab))
             spec = acceptance_spec(
                 "accept_block", "decide", decide_kernel, kind, vocab, moved, STREAM=ACCEPT, **changes
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, draft_range, jit, tl
 
 
 def accept_coupled_reference(
@@ -56,7 +56,7 @@ def accept_coupled_reference(
     row_failed[slots] = torch.where(live, (token_failed[at] & emits).any(1), row_failed[slots])
 
 
-@jit
+@jit(unspecialized=["num_drafts"])
 def accept_coupled_kernel(  # type: ignore[no-untyped-def]
     sampled,
     token_failed,
@@ -66,7 +66,7 @@ def accept_coupled_kernel(  # type: ignore[no-untyped-def]
     accepted,
     emitted,
     row_failed,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """One program per row."""
@@ -78,15 +78,15 @@ def accept_coupled_kernel(  # type: ignore[no-untyped-def]
         tl.store(accepted + slot, 0)
         return
     column = tl.arange(0, COLUMNS)
-    in_window = (column < NUM_DRAFTS) & (column < drafts)
-    proposal = tl.load(draft_tokens + slot * NUM_DRAFTS + column, mask=in_window, other=-1)
+    in_window = (column < num_drafts) & (column < drafts)
+    proposal = tl.load(draft_tokens + slot * num_drafts + column, mask=in_window, other=-1)
     target = tl.load(sampled + begin + column, mask=column <= drafts, other=-1)
     agrees = (proposal >= 0) & (proposal == target)
     count = tl.min(tl.where(agrees, COLUMNS, column), 0)
     emits = column <= count
     bad = tl.load(token_failed + begin + column, mask=emits, other=0).to(tl.int32)
     tl.store(accepted + slot, count)
-    tl.store(emitted + slot * (NUM_DRAFTS + 1) + column, target, mask=emits)
+    tl.store(emitted + slot * (num_drafts + 1) + column, target, mask=emits)
     tl.store(row_failed + slot, tl.max(bad, 0) != 0)
 
 
@@ -127,8 +127,8 @@ def accept_coupled_triton(
         accepted,
         emitted,
         row_failed,
-        NUM_DRAFTS=num_drafts,
-        COLUMNS=next_power_of_2(num_drafts + 1),
+        num_drafts=num_drafts,
+        COLUMNS=draft_range(num_drafts),
         num_warps=1,
     )
 
@@ -136,19 +136,19 @@ def accept_coupled_triton(
 def kernel_specs() -> list[KernelSpec]:
     """Few drafts, and the most that a tree's path can have."""
     arguments = dict.fromkeys(["sampled", "draft_tokens", "cu_tokens", "slot_of_row", "accepted", "emitted"], "*i32")
-    arguments |= {"token_failed": "*i1", "row_failed": "*i1"}
+    arguments |= {"token_failed": "*u1", "row_failed": "*u1", "num_drafts": "i32"}
     return [
         KernelSpec(
             op="accept_coupled",
             variant=f"{drafts} drafts",
             kernel=accept_coupled_kernel,
             arguments=arguments,
-            constants={"NUM_DRAFTS": drafts, "COLUMNS": next_power_of_2(drafts + 1)},
+            constants={"COLUMNS": draft_range(drafts)},
             num_warps=1,
             shape=f"1 row, {drafts} drafts",
             bytes_moved=13 * drafts + 30,
         )
-        for drafts in (1, 5, 63)
+        for drafts in (5, 63)
     ]
 
 

@@ -13,10 +13,11 @@ from .residual_triton import (
     sample_residual,
     write_accepted,
 )
-from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, draft_range, jit, tl
+from .workspace import workspace
 
 
-@jit
+@jit(unspecialized=["vocab", "logits_stride", "num_drafts"])
 def decide_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -37,7 +38,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     vocab,
     logits_stride,
     STREAM: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """One program per row: all outputs, with `sampled` in the rejected draft's place, and which one is rejected."""
@@ -63,7 +64,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
         drafts,
         vocab,
         logits_stride,
-        NUM_DRAFTS,
+        num_drafts,
         COLUMNS,
     )
     column = tl.arange(0, COLUMNS)
@@ -73,7 +74,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     accepts = (p > 0.0) & ((p >= q) | (u * q < p))
     count = tl.min(tl.where(accepts, COLUMNS, column), 0)
     write_accepted(
-        proposal, count, sampled, token_failed, accepted, emitted, row_failed, slot, begin, NUM_DRAFTS, COLUMNS
+        proposal, count, sampled, token_failed, accepted, emitted, row_failed, slot, begin, num_drafts, COLUMNS
     )
     proposed = tl.max(tl.where(column == count, proposal, -1), 0) >= 0
     tl.store(rejected + row, tl.where(proposed & (heat > 0.0), count, -1))
@@ -119,8 +120,8 @@ def accept_standard_triton(
         logits.shape[1],
         logits.stride(0),
         STREAM=ACCEPT,
-        NUM_DRAFTS=num_drafts,
-        COLUMNS=next_power_of_2(num_drafts + 1),
+        num_drafts=num_drafts,
+        COLUMNS=draft_range(num_drafts),
         num_warps=1,
         **UNFUSED,
     )
@@ -159,7 +160,6 @@ def kernel_specs() -> list[KernelSpec]:
         128_256,
         63 * 64,
         STREAM=ACCEPT,
-        NUM_DRAFTS=63,
         COLUMNS=64,
     )
     return [*specs, spec]

@@ -7,7 +7,7 @@ import torch
 from .philox import ACCEPT, uniform, uniform_at
 from .philox_triton import first_uniform
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_tensor, draft_range, jit, tl
 
 
 def accept_synthetic_reference(
@@ -63,7 +63,7 @@ def accept_synthetic_reference(
     row_failed[slots] = torch.where(live, (token_failed[at] & emits).any(1), row_failed[slots])
 
 
-@jit
+@jit(unspecialized=["num_drafts"])
 def accept_synthetic_kernel(  # type: ignore[no-untyped-def]
     sampled,
     token_failed,
@@ -77,7 +77,7 @@ def accept_synthetic_kernel(  # type: ignore[no-untyped-def]
     emitted,
     row_failed,
     STREAM: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """One program per row."""
@@ -89,8 +89,8 @@ def accept_synthetic_kernel(  # type: ignore[no-untyped-def]
         tl.store(accepted + slot, 0)
         return
     column = tl.arange(0, COLUMNS)
-    in_window = (column < NUM_DRAFTS) & (column < drafts)
-    proposal = tl.load(draft_tokens + slot * NUM_DRAFTS + column, mask=in_window, other=-1)
+    in_window = (column < num_drafts) & (column < drafts)
+    proposal = tl.load(draft_tokens + slot * num_drafts + column, mask=in_window, other=-1)
     rate = tl.load(rates + column, mask=in_window, other=0.0)
     position = tl.load(positions + begin + column, mask=column <= drafts, other=0)
     u = first_uniform(tl.load(seed + slot), position + 1, STREAM)
@@ -100,7 +100,7 @@ def accept_synthetic_kernel(  # type: ignore[no-untyped-def]
     bad = tl.load(token_failed + begin + column, mask=emits, other=0).to(tl.int32)
     tl.store(accepted + slot, count)
     content = tl.where(column < count, proposal, final)
-    tl.store(emitted + slot * (NUM_DRAFTS + 1) + column, content, mask=emits)
+    tl.store(emitted + slot * (num_drafts + 1) + column, content, mask=emits)
     tl.store(row_failed + slot, tl.max(bad, 0) != 0)
 
 
@@ -151,8 +151,8 @@ def accept_synthetic_triton(
         emitted,
         row_failed,
         STREAM=ACCEPT,
-        NUM_DRAFTS=num_drafts,
-        COLUMNS=next_power_of_2(num_drafts + 1),
+        num_drafts=num_drafts,
+        COLUMNS=draft_range(num_drafts),
         num_warps=1,
         **UNFUSED,
     )
@@ -161,20 +161,21 @@ def accept_synthetic_triton(
 def kernel_specs() -> list[KernelSpec]:
     """Few drafts, and many."""
     arguments = dict.fromkeys(["sampled", "draft_tokens", "cu_tokens", "slot_of_row", "accepted", "emitted"], "*i32")
-    arguments |= {"positions": "*i32", "rates": "*fp32", "seed": "*i64", "token_failed": "*i1", "row_failed": "*i1"}
+    arguments |= {"positions": "*i32", "rates": "*fp32", "seed": "*i64", "token_failed": "*u1", "row_failed": "*u1"}
+    arguments["num_drafts"] = "i32"
     return [
         KernelSpec(
             op="accept_synthetic",
             variant=f"{drafts} drafts",
             kernel=accept_synthetic_kernel,
             arguments=arguments,
-            constants={"STREAM": ACCEPT, "NUM_DRAFTS": drafts, "COLUMNS": next_power_of_2(drafts + 1)},
+            constants={"STREAM": ACCEPT, "COLUMNS": draft_range(drafts)},
             num_warps=1,
             enable_fp_fusion=False,
             shape=f"1 row, {drafts} drafts",
             bytes_moved=21 * drafts + 42,
         )
-        for drafts in (1, 5, 63)
+        for drafts in (5, 63)
     ]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from .plan_window import check_plan, plan_arguments, plan_sizes, row_candidates, write_windows
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, constants_of, jit, next_power_of_2, tl
 
 # The most entries of the kernel's tile of rows and drafts.
 _TILE = 4096
@@ -120,7 +120,7 @@ def _budget_topk_cpu(
     width_index.numpy()[0] = sum(width < ends[-1] for width in widths.tolist())
 
 
-@jit
+@jit(unspecialized=["num_rows", "num_widths"])
 def _budget_topk_kernel(  # type: ignore[no-untyped-def]
     finished,
     length,
@@ -134,8 +134,8 @@ def _budget_topk_kernel(  # type: ignore[no-untyped-def]
     cu_tokens,
     base,
     width_index,
-    NUM_ROWS: tl.constexpr,
-    NUM_WIDTHS: tl.constexpr,
+    num_rows,
+    num_widths,
     NUM_DRAFTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_WIDTHS: tl.constexpr,
@@ -145,7 +145,7 @@ def _budget_topk_kernel(  # type: ignore[no-untyped-def]
     # One program: the rows compete.
     row = tl.arange(0, ROWS)
     slot, live, row_length, candidates = row_candidates(
-        finished, length, limit, draft_count, draft_limit, slot_of_row, row, NUM_ROWS
+        finished, length, limit, draft_count, draft_limit, slot_of_row, row, num_rows
     )
     position = tl.arange(0, BLOCK_DRAFTS)[None, :]
     product = tl.full([ROWS], 1.0, tl.float32)
@@ -177,16 +177,16 @@ def _budget_topk_kernel(  # type: ignore[no-untyped-def]
     chosen = above | ((key == least) & (order < end))
     drafts = tl.sum(chosen.to(tl.int32), 1)
     write_windows(
-        slot, live, row_length, drafts, draft_count, widths, cu_tokens, base, width_index, row, NUM_ROWS, NUM_WIDTHS,
+        slot, live, row_length, drafts, draft_count, widths, cu_tokens, base, width_index, row, num_rows, num_widths,
         BLOCK_WIDTHS,
     )  # fmt: skip
 
 
 def _sizes(plan: dict[str, int], num_drafts: int) -> dict[str, int]:
     """The constants of the kernel, given those that it has in common with `plan_window`'s."""
-    columns = next_power_of_2(num_drafts)
-    entries = plan["ROWS"] * columns
-    return {**plan, "NUM_DRAFTS": num_drafts, "BLOCK_DRAFTS": columns, "ORDER_BITS": entries.bit_length()}
+    rows, columns = next_power_of_2(plan["num_rows"]), next_power_of_2(num_drafts)
+    entries = rows * columns
+    return {**plan, "ROWS": rows, "NUM_DRAFTS": num_drafts, "BLOCK_DRAFTS": columns, "ORDER_BITS": entries.bit_length()}
 
 
 def _num_warps(sizes: dict[str, int]) -> int:
@@ -223,7 +223,7 @@ def budget_topk_triton(
     sizes = _sizes(plan, confidence.shape[1])
     if sizes["ROWS"] * sizes["BLOCK_DRAFTS"] > _TILE:
         raise ValueError(
-            f"{plan['NUM_ROWS']} rows of {confidence.shape[1]} drafts; accepted: at most {_TILE} drafts, both numbers "
+            f"{plan['num_rows']} rows of {confidence.shape[1]} drafts; accepted: at most {_TILE} drafts, both numbers "
             "rounded up to powers of two"
         )
     _budget_topk_kernel[(1,)](
@@ -255,7 +255,7 @@ def kernel_specs() -> list[KernelSpec]:
             variant=named,
             kernel=_budget_topk_kernel,
             arguments=plan_arguments() | {"confidence": "*fp32", "budget": "*i32"},
-            constants=sizes,
+            constants=constants_of(sizes),
             num_warps=_num_warps(sizes),
             num_stages=3,
             shape=f"{named}, 6 widths",

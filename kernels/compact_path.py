@@ -32,7 +32,7 @@ def compact_path_reference(
         raw[:, slot, :, target] = raw[:, slot, :, source]
 
 
-@jit
+@jit(unspecialized=["num_rows", "depth", "context"])
 def _compact_path_kernel(  # type: ignore[no-untyped-def]
     key_cache,
     value_cache,
@@ -149,7 +149,7 @@ def kernel_specs() -> list[KernelSpec]:
         heads = 8 if key_dim == value_dim else 1
         arguments = dict.fromkeys(["path", "accepted", "base", "slot_of_row"], "*i32")
         arguments |= {"key_cache": f"*{kind}", "value_cache": f"*{kind}", "num_rows": "i32", "depth": "i32"}
-        arguments |= {"context": "i32:16"}
+        arguments |= {"context": "i32"}
         for name in ("key", "value"):
             arguments |= {f"{name}_{kind}stride": "i32:16" for kind in ("layer_", "slot_", "head_", "")}
         return KernelSpec(

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from .launch_recorder import Specialization
 from .triton_support import INTERPRETED, KernelSpec, triton
 
 OP_FILES: tuple[str, ...] = (
@@ -34,6 +35,7 @@ OP_FILES: tuple[str, ...] = (
     "draft_argmax",
     "draft_distribution",
     "embed_tokens",
+    "moe_experts",
     "ngram_propose",
     "pack_tail",
     "pack_window",
@@ -84,12 +86,16 @@ def all_specs() -> list[KernelSpec]:
 
 def compile_spec(spec: KernelSpec, target: str) -> Usage:
     """Compiles one specialisation to machine code and reads what it uses; see `compiled_kernel` for the errors."""
-    compiled = compiled_kernel(spec, target)
+    return usage_of(compiled_kernel(spec, target), spec.op, spec.variant, target)
+
+
+def usage_of(compiled: Any, op: str, variant: str, target: str) -> Usage:
+    """Reads what a compiled kernel uses."""
     if target.startswith("gfx"):
         registers, spills = _amd_usage(compiled.asm["amdgcn"])
     else:
         registers, spills = _nvidia_usage(compiled.asm["cubin"])
-    return Usage(spec.op, spec.variant, target, registers, spills, compiled.metadata.shared)
+    return Usage(op, variant, target, registers, spills, compiled.metadata.shared)
 
 
 def compiled_kernel(spec: KernelSpec, target: str) -> Any:
@@ -98,38 +104,72 @@ def compiled_kernel(spec: KernelSpec, target: str) -> Any:
     Raises:
         RuntimeError: this process interprets kernels, so it cannot compile them.
     """
-    if INTERPRETED:
-        raise RuntimeError("kernels cannot be compiled in a process that runs with TRITON_INTERPRET=1")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    return compile_specialization(specialization_of(spec, target), target)
 
-    names = spec.kernel.arg_names
-    signature, attributes = {}, {}
-    for index, name in enumerate(names):
-        kind = spec.arguments.get(name, "constexpr")
-        base, _, multiple = kind.partition(":")
-        signature[name] = base
-        if base.startswith("*") or multiple:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+
+def specialization_of(spec: KernelSpec, target: str) -> Specialization:
+    """What a launch of the spec is compiled for, with pointers aligned and into less than 2 GiB."""
+    names, amd = spec.kernel.arg_names, target.startswith("gfx")
     unknown = (set(spec.arguments) | set(spec.constants)) - set(names)
     missing = set(names) - set(spec.arguments) - set(spec.constants)
     if unknown or missing:
         raise ValueError(f"{spec.op} {spec.variant}: unknown arguments {unknown}, missing arguments {missing}")
-    gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    signature = []
+    for name in names:
+        kind, _, multiple = spec.arguments.get(name, "constexpr").partition(":")
+        pointer = kind.startswith("*")
+        signature.append((name, kind, ("DS" if amd else "D") if pointer else "D" if multiple else ""))
     options: dict[str, Any] = {
-        "num_warps": spec.num_warps,
+        "num_warps": spec.hip_num_warps or spec.num_warps if amd else spec.num_warps,
         "num_stages": spec.num_stages,
         "enable_fp_fusion": spec.enable_fp_fusion,
     }
-    if spec.hip_num_warps is not None and gpu.backend == "hip":
-        options["num_warps"] = spec.hip_num_warps
-    if spec.maxnreg is not None and gpu.backend == "cuda":
+    if not amd:
         options["maxnreg"] = spec.maxnreg
-    return triton.compile(
-        ASTSource(spec.kernel, signature, dict(spec.constants), attributes),
-        target=gpu,
-        options=options,
+    return Specialization(
+        kernel=f"{spec.kernel.fn.__module__}:{spec.kernel.fn.__name__}",
+        signature=tuple(signature),
+        constants=tuple((name, spec.constants[name]) for name in names if name in spec.constants),
+        options=tuple(sorted(options.items())),
     )
+
+
+def compile_specialization(specialization: Specialization, target: str) -> Any:
+    """Triton's compiled kernel of what a launch asked for.
+
+    Raises:
+        RuntimeError: this process interprets kernels, so it cannot compile them.
+    """
+    if INTERPRETED:
+        raise RuntimeError("kernels cannot be compiled in a process that runs with TRITON_INTERPRET=1")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    backend = make_backend(gpu)
+    module, _, name = specialization.kernel.partition(":")
+    source = ASTSource(
+        getattr(importlib.import_module(module), name),
+        {name: kind for name, kind, _ in specialization.signature},
+        dict(specialization.constants),
+        {
+            (index,): backend.parse_attr(marks)
+            for index, (_, kind, marks) in enumerate(specialization.signature)
+            if kind != "constexpr"
+        },
+    )
+    return triton.compile(source, target=gpu, options=dict(specialization.options))
+
+
+def _compile_job(job: tuple[Specialization, str, str, str]) -> Usage:
+    specialization, op, variant, target = job
+    return usage_of(compile_specialization(specialization, target), op, variant, target)
+
+
+def compile_jobs(jobs: Sequence[tuple[Specialization, str, str, str]], processes: int = 2) -> list[Usage]:
+    """Compiles specialisations, each with its op's name, its own and a target, and reads what they use, in order."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_compile_job, jobs, chunksize=4))
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:
@@ -151,16 +191,16 @@ def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
     return int(match[1]), int(match[2]) + int(match[3])
 
 
-def _compile_one(job: tuple[int, str]) -> Usage:
-    index, target = job
-    return compile_spec(all_specs()[index], target)
-
-
 def compile_all(targets: Sequence[str] = TARGETS, processes: int = 2) -> list[Usage]:
     """Compiles everything, in the order of the specs and, within a spec, of the targets."""
-    jobs = [(index, target) for index in range(len(all_specs())) for target in targets]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_compile_one, jobs, chunksize=4))
+    return compile_jobs(
+        [
+            (specialization_of(spec, target), spec.op, spec.variant, target)
+            for spec in all_specs()
+            for target in targets
+        ],
+        processes,
+    )
 
 
 def render_table(usages: Sequence[Usage]) -> str:

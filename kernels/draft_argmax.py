@@ -11,9 +11,10 @@ from .elementary import mass, mass_array
 from .elementary_triton import index_of_rank, is_finite, ranked, value_of_rank
 from .elementary_triton import mass as mass_triton
 from .registration import define_op
-from .sample_target_triton import FLOATS, SPEC_SIZES, part_size, part_warps
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
 from .vocabulary import constrain_draft_logits
+from .vocabulary_parts import FLOATS, SPEC_SIZES, part_size, part_warps
+from .workspace import workspace
 
 _ONE = float(2**40)
 # The mass of probability 1.

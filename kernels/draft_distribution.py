@@ -7,8 +7,8 @@ import torch
 from .accept_standard import _probability, _probability_array
 from .registration import define_op
 from .residual_triton import probability as probability_triton
-from .sample_target_triton import FLOATS, part_size, part_warps
 from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .vocabulary_parts import FLOATS, part_size, part_warps
 
 
 def draft_distribution_reference(

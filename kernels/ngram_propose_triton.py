@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
 
 MULTIPLIER = 0x9E3779B1
 
@@ -28,12 +28,12 @@ def hash_shift(heads: torch.Tensor, min_n: int, max_n: int) -> int:
 
 
 @jit
-def _bucket_of(value, BUCKETS: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _bucket_of(value, shift, ONE_BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
     # A shift by all 32 bits is undefined.
-    return (value * 0).to(tl.int32) if BUCKETS == 1 else (value >> SHIFT).to(tl.int32)
+    return (value * 0).to(tl.int32) if ONE_BUCKET else (value >> shift.to(tl.uint32)).to(tl.int32)
 
 
-@jit
+@jit(unspecialized=["context", "num_drafts", "buckets", "shift"])
 def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -45,11 +45,12 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     draft_tokens,
     draft_count,
     context,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
+    buckets,
+    shift,
     MIN_N: tl.constexpr,
     MAX_N: tl.constexpr,
-    BUCKETS: tl.constexpr,
-    SHIFT: tl.constexpr,
+    ONE_BUCKET: tl.constexpr,
     MULTIPLIER: tl.constexpr,
     TABLES: tl.constexpr,
     SUFFIX: tl.constexpr,
@@ -59,9 +60,9 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     # One program per row. All n at once: element i of a range of TABLES is n = MIN_N + i.
     slot = tl.load(slot_of_row + tl.program_id(0)).to(tl.int64)
     draft = tl.arange(0, BLOCK_DRAFTS)
-    drafts = draft_tokens + slot * NUM_DRAFTS + draft
+    drafts = draft_tokens + slot * num_drafts + draft
     if tl.load(finished + slot).to(tl.int32) != 0:
-        tl.store(drafts, tl.full([BLOCK_DRAFTS], -1, tl.int32), mask=draft < NUM_DRAFTS)
+        tl.store(drafts, tl.full([BLOCK_DRAFTS], -1, tl.int32), mask=draft < num_drafts)
         tl.store(draft_count + slot, 0)
         return
     row = tokens + slot * context
@@ -69,7 +70,7 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     table = tl.arange(0, TABLES)
     n = MIN_N + table
     real = n <= MAX_N
-    table_heads = heads + (slot * (MAX_N - MIN_N + 1) + table) * BUCKETS
+    table_heads = heads + (slot * (MAX_N - MIN_N + 1) + table) * buckets
     table_links = links + (slot * (MAX_N - MIN_N + 1) + table) * context
 
     # Index the new positions in blocks. Within a block a position's predecessor in its chain is the nearest before it
@@ -84,7 +85,7 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
             known = (end >= back) & (end < row_length - 1)
             token = tl.load(row + end - back, mask=known, other=0)
             value = (value ^ token.to(tl.uint32)) * MULTIPLIER
-            bucket = tl.where((n == back + 1)[:, None], _bucket_of(value, BUCKETS, SHIFT)[None, :], bucket)
+            bucket = tl.where((n == back + 1)[:, None], _bucket_of(value, shift, ONE_BUCKET)[None, :], bucket)
         valid = real[:, None] & (end[None, :] >= n[:, None] - 1) & (end < row_length - 1)[None, :]
         # What is not valid shares a bucket with nothing: neither with real ones nor with each other.
         bucket = tl.where(valid, bucket, -1 - place[None, :])
@@ -111,7 +112,7 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
     for back in tl.static_range(MAX_N):
         token = tl.load(row + row_length - 1 - back, mask=back < row_length, other=0)
         hashed = (hashed ^ token.to(tl.uint32)) * MULTIPLIER
-        bucket_of_n = tl.where(n == back + 1, _bucket_of(hashed, BUCKETS, SHIFT), bucket_of_n)
+        bucket_of_n = tl.where(n == back + 1, _bucket_of(hashed, shift, ONE_BUCKET), bucket_of_n)
     follow = tl.load(table_heads + bucket_of_n, mask=real & (n < row_length), other=0)
     found = tl.zeros([TABLES], dtype=tl.int32)
     longest = 0
@@ -124,9 +125,9 @@ def _ngram_propose_kernel(  # type: ignore[no-untyped-def]
         go_on = (follow > 0) & (n > longest)
         follow = tl.load(table_links + follow - 1, mask=go_on, other=0)
     match = tl.sum(tl.where((n == longest) & (longest > 0), found, 0), 0)
-    count = tl.where(match > 0, tl.minimum(row_length - match, NUM_DRAFTS), 0)
+    count = tl.where(match > 0, tl.minimum(row_length - match, num_drafts), 0)
     proposed = tl.load(row + match + draft, mask=draft < count, other=-1)
-    tl.store(drafts, proposed, mask=draft < NUM_DRAFTS)
+    tl.store(drafts, proposed, mask=draft < num_drafts)
     tl.store(draft_count + slot, count)
 
 
@@ -135,16 +136,17 @@ def _sizes(min_n: int, max_n: int, buckets: int, shift: int, num_drafts: int) ->
     tables = next_power_of_2(max_n - min_n + 1)
     block = min(32, max(_TILE // tables, 4))
     return {
-        "NUM_DRAFTS": num_drafts,
+        "num_drafts": num_drafts,
         "MIN_N": min_n,
         "MAX_N": max_n,
-        "BUCKETS": buckets,
-        "SHIFT": shift,
+        "buckets": buckets,
+        "shift": shift,
+        "ONE_BUCKET": buckets == 1,
         "MULTIPLIER": MULTIPLIER,
         "TABLES": tables,
         "SUFFIX": next_power_of_2(max_n),
         "BLOCK": block,
-        "BLOCK_DRAFTS": next_power_of_2(num_drafts),
+        "BLOCK_DRAFTS": draft_range(num_drafts),
     }
 
 
@@ -210,8 +212,10 @@ def kernel_specs() -> list[KernelSpec]:
             op="ngram_propose",
             variant=f"{min_n} to {max_n} tokens, {num_drafts} drafts, {buckets} buckets",
             kernel=_ngram_propose_kernel,
-            arguments=dict.fromkeys(pointers, "*i32") | {"finished": "*i1", "context": "i32:16"},
-            constants=_sizes(min_n, max_n, buckets, 33 - buckets.bit_length(), num_drafts),
+            arguments=dict.fromkeys(pointers, "*i32")
+            | {"finished": "*u1"}
+            | dict.fromkeys(["context", "num_drafts", "buckets", "shift"], "i32"),
+            constants=constants_of(_sizes(min_n, max_n, buckets, 0, num_drafts)),
             num_stages=3,
             shape=f"1 row, {new} new tokens, 1 candidate per n",
             bytes_moved=moved,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
 
 _BLOCK = 64
 _PREFILL_BLOCK = 256
@@ -163,7 +163,7 @@ def _pack_prefill_cpu(
     slot_of_row.copy_(prefill_slot)
 
 
-@jit
+@jit(unspecialized=["width", "context", "reserved_slot", "num_rows", "num_drafts"])
 def _pack_window_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -177,25 +177,24 @@ def _pack_window_kernel(  # type: ignore[no-untyped-def]
     width,
     context,
     reserved_slot,
-    NUM_ROWS: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_rows,
+    num_drafts,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     every_row = tl.arange(0, ROWS)
-    ends = tl.load(cu_tokens + 1 + every_row, mask=every_row < NUM_ROWS, other=2147483647)
+    ends = tl.load(cu_tokens + 1 + every_row, mask=every_row < num_rows, other=2147483647)
     row = tl.sum((ends[None, :] <= packed[:, None]).to(tl.int32), 1)
-    used = row < NUM_ROWS
+    used = row < num_rows
     offset = packed - tl.load(cu_tokens + row, mask=used, other=0)
     slot = tl.load(slot_of_row + row, mask=used, other=0)
     anchor = tl.load(length + slot, mask=used, other=1) - 1
     token = tl.load(tokens + slot.to(tl.int64) * context + anchor, mask=used, other=0)
-    if NUM_DRAFTS > 0:
-        is_draft = used & (offset > 0)
-        at = tl.minimum(tl.maximum(offset - 1, 0), NUM_DRAFTS - 1)
-        draft = tl.load(draft_tokens + slot.to(tl.int64) * NUM_DRAFTS + at, mask=is_draft, other=0)
-        token = tl.where(is_draft, tl.maximum(draft, 0), token)
+    is_draft = used & (offset > 0) & (num_drafts > 0)
+    at = tl.minimum(tl.maximum(offset - 1, 0), num_drafts - 1)
+    draft = tl.load(draft_tokens + slot.to(tl.int64) * num_drafts + at, mask=is_draft, other=0)
+    token = tl.where(is_draft, tl.maximum(draft, 0), token)
     inside = packed < width
     tl.store(window_tokens + packed, token, mask=inside)
     tl.store(window_positions + packed, tl.where(used, anchor + offset, 0), mask=inside)
@@ -203,7 +202,7 @@ def _pack_window_kernel(  # type: ignore[no-untyped-def]
     tl.store(window_rows + packed, tl.where(used, row, -1), mask=inside)
 
 
-@jit
+@jit(unspecialized=["width", "context", "reserved_slot"])
 def _pack_prefill_kernel(  # type: ignore[no-untyped-def]
     tokens,
     prefill_slot,
@@ -286,9 +285,9 @@ def pack_window_triton(
         width,
         context,
         slots - 1,
-        NUM_ROWS=rows,
-        NUM_DRAFTS=draft_tokens.shape[1],
-        ROWS=next_power_of_2(rows),
+        num_rows=rows,
+        num_drafts=draft_tokens.shape[1],
+        ROWS=row_range(rows),
         BLOCK=_BLOCK,
         num_warps=2,
     )
@@ -338,23 +337,20 @@ def pack_prefill_triton(
 
 
 def kernel_specs() -> list[KernelSpec]:
-    """The smallest bucket, without drafts and with them, and the largest; and a chunk of a prompt."""
+    """The smallest bucket and the largest; and a chunk of a prompt."""
     pointers = ["tokens", "cu_tokens", "slot_of_row"]
     pointers += ["window_tokens", "window_positions", "window_slots", "window_rows"]
-    sizes = {"width": "i32", "context": "i32:16", "reserved_slot": "i32"}
+    sizes = dict.fromkeys(["width", "context", "reserved_slot"], "i32")
 
-    def window(variant: str, rows: int, drafts: int, width: int) -> KernelSpec:
+    def window(variant: str, rows: int, width: int) -> KernelSpec:
         return KernelSpec(
             op="pack_window",
             variant=variant,
             kernel=_pack_window_kernel,
-            arguments=dict.fromkeys([*pointers, "length", "draft_tokens"], "*i32") | sizes,
-            constants={
-                "NUM_ROWS": rows,
-                "NUM_DRAFTS": drafts,
-                "ROWS": next_power_of_2(rows),
-                "BLOCK": _BLOCK,
-            },
+            arguments=dict.fromkeys([*pointers, "length", "draft_tokens"], "*i32")
+            | sizes
+            | {"num_rows": "i32", "num_drafts": "i32"},
+            constants={"ROWS": row_range(rows), "BLOCK": _BLOCK},
             num_warps=2,
             num_stages=3,
             shape=f"{width} tokens of {rows} row{'s' if rows > 1 else ''}",
@@ -363,16 +359,13 @@ def kernel_specs() -> list[KernelSpec]:
         )
 
     return [
-        window("1 row, no drafts", 1, 0, 2),
-        window("1 row, 7 drafts", 1, 7, 8),
-        window("16 rows, 7 drafts", 16, 7, 128),
+        window("1 row, 7 drafts", 1, 8),
+        window("16 rows, 7 drafts", 16, 128),
         KernelSpec(
             op="pack_prefill",
             variant="a chunk",
             kernel=_pack_prefill_kernel,
-            arguments=dict.fromkeys([*pointers, "prefill_slot", "prefill_range", "base"], "*i32")
-            | sizes
-            | {"width": "i32:16"},
+            arguments=dict.fromkeys([*pointers, "prefill_slot", "prefill_range", "base"], "*i32") | sizes,
             constants={"BLOCK": _PREFILL_BLOCK},
             num_stages=3,
             shape="512 tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, constants_of, jit, next_power_of_2, row_range, tl
 
 
 def plan_window_reference(
@@ -86,9 +86,9 @@ def _plan_window_cpu(
 
 
 @jit
-def row_candidates(finished, length, limit, draft_count, draft_limit, slot_of_row, row, NUM_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def row_candidates(finished, length, limit, draft_count, draft_limit, slot_of_row, row, num_rows):  # type: ignore[no-untyped-def]
     """Per row of the bucket: its slot, whether it is live, its length, and the most drafts that it may verify."""
-    inside = row < NUM_ROWS
+    inside = row < num_rows
     slot = tl.load(slot_of_row + row, mask=inside, other=0).to(tl.int64)
     is_finished = tl.load(finished + slot, mask=inside, other=1).to(tl.int32)
     live = inside & (is_finished == 0)
@@ -111,12 +111,12 @@ def write_windows(  # type: ignore[no-untyped-def]
     base,
     width_index,
     row,
-    NUM_ROWS: tl.constexpr,
-    NUM_WIDTHS: tl.constexpr,
+    num_rows,
+    num_widths,
     BLOCK_WIDTHS: tl.constexpr,
 ):
     """Writes the rows' drafts and windows and the first of the widths that holds them."""
-    inside = row < NUM_ROWS
+    inside = row < num_rows
     # Rows that share a slot, the padding ones, are finished and all write 0.
     tl.store(draft_count + slot, drafts, mask=inside)
     tl.store(base + row, row_length - 1, mask=inside)
@@ -124,11 +124,11 @@ def write_windows(  # type: ignore[no-untyped-def]
     tl.store(cu_tokens, 0)
     tl.store(cu_tokens + 1 + row, tl.cumsum(size, 0), mask=inside)
     at = tl.arange(0, BLOCK_WIDTHS)
-    width = tl.load(widths + at, mask=at < NUM_WIDTHS, other=2147483647)
+    width = tl.load(widths + at, mask=at < num_widths, other=2147483647)
     tl.store(width_index, tl.sum((width < tl.sum(size, 0)).to(tl.int32), 0))
 
 
-@jit
+@jit(unspecialized=["num_rows", "num_widths"])
 def _plan_window_kernel(  # type: ignore[no-untyped-def]
     finished,
     length,
@@ -140,17 +140,17 @@ def _plan_window_kernel(  # type: ignore[no-untyped-def]
     cu_tokens,
     base,
     width_index,
-    NUM_ROWS: tl.constexpr,
-    NUM_WIDTHS: tl.constexpr,
+    num_rows,
+    num_widths,
     ROWS: tl.constexpr,
     BLOCK_WIDTHS: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     slot, live, row_length, drafts = row_candidates(
-        finished, length, limit, draft_count, draft_limit, slot_of_row, row, NUM_ROWS
+        finished, length, limit, draft_count, draft_limit, slot_of_row, row, num_rows
     )
     write_windows(
-        slot, live, row_length, drafts, draft_count, widths, cu_tokens, base, width_index, row, NUM_ROWS, NUM_WIDTHS,
+        slot, live, row_length, drafts, draft_count, widths, cu_tokens, base, width_index, row, num_rows, num_widths,
         BLOCK_WIDTHS,
     )  # fmt: skip
 
@@ -195,10 +195,10 @@ def check_plan(
 def plan_sizes(rows: int, num_widths: int) -> dict[str, int]:
     """The sizes of the kernels of `plan_window` and `budget_topk`."""
     return {
-        "NUM_ROWS": rows,
-        "NUM_WIDTHS": num_widths,
-        "ROWS": next_power_of_2(rows),
-        "BLOCK_WIDTHS": next_power_of_2(num_widths),
+        "num_rows": rows,
+        "num_widths": num_widths,
+        "ROWS": row_range(rows),
+        "BLOCK_WIDTHS": max(8, next_power_of_2(num_widths)),
     }
 
 
@@ -228,7 +228,8 @@ def plan_window_triton(
 def plan_arguments() -> dict[str, str]:
     """The types of what the kernels of `plan_window` and `budget_topk` take in common."""
     names = ["length", "limit", "draft_count", "draft_limit", "slot_of_row", "widths", "cu_tokens", "base"]
-    return {"finished": "*i1"} | dict.fromkeys([*names, "width_index"], "*i32")
+    sizes = {"num_rows": "i32", "num_widths": "i32"}
+    return {"finished": "*u1"} | dict.fromkeys([*names, "width_index"], "*i32") | sizes
 
 
 def kernel_specs() -> list[KernelSpec]:
@@ -239,7 +240,7 @@ def kernel_specs() -> list[KernelSpec]:
             variant=f"{rows} row{'s' if rows > 1 else ''}",
             kernel=_plan_window_kernel,
             arguments=plan_arguments(),
-            constants=plan_sizes(rows, 6),
+            constants=constants_of(plan_sizes(rows, 6)),
             num_warps=1,
             num_stages=3,
             shape=f"{rows} row{'s' if rows > 1 else ''}, 6 widths",

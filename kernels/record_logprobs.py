@@ -59,7 +59,8 @@ def record_logprobs_reference(
     token = emitted[slots, :columns].long().clamp_min(0)[:, :, None]
     token = torch.where(records[:, :, None], token, 0)
     tokens = torch.cat([token, ordered.indices[:, :, : entries - 1]], 2)
-    values = z.gather(2, tokens) - normalizer
+    # Adding 0 makes the one zero that there may be positive, whatever the sign of the logit's.
+    values = z.gather(2, tokens) - normalizer + 0.0
 
     # What is not recorded writes back what is there; the modulo keeps a row's positions apart.
     row, place = slots[:, None], position % context
@@ -92,7 +93,7 @@ def _record_logprobs_cpu(
             normalizer = top + log_of_mass_array(mass_array(z - top).sum())
             tokens = np.append(max(int(emitted_of[slot, column]), 0), _likeliest(z, entries - 1))
             tokens_of[slot, first + column] = tokens
-            logprobs_of[slot, first + column] = z[tokens] - normalizer
+            logprobs_of[slot, first + column] = z[tokens] - normalizer + np.float32(0.0)
 
 
 def _likeliest(z: FloatArray, count: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The Triton kernels of `record_logprobs`, with the vocabulary split as in `sample_target_triton.py`.
+"""The Triton kernels of `record_logprobs`, with the vocabulary split as in `vocabulary_parts.py`.
 
 `likeliest_kernel` finds each part's N largest logits, `mass_kernel` each part's mass below the largest of all, and
 `record_kernel` merges the parts of a token.
@@ -12,8 +12,9 @@ import torch
 
 from .elementary_triton import index_of_rank, log_of_mass, mass, ranked, value_of_rank
 from .residual_triton import check_rows
-from .sample_target_triton import FLOATS, SPEC_SIZES, part_size, part_warps
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
+from .workspace import workspace
 
 
 @jit
@@ -27,7 +28,7 @@ def _recorded(row, column, accepted, row_failed, cu_tokens, slot_of_row, length,
     return recorded, (at + column).to(tl.int64), slot, position
 
 
-@jit
+@jit(unspecialized=["context", "parts"])
 def likeliest_kernel(  # type: ignore[no-untyped-def]
     logits,
     accepted,
@@ -41,10 +42,10 @@ def likeliest_kernel(  # type: ignore[no-untyped-def]
     logits_stride,
     KEPT: tl.constexpr,
     KEPT_2: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PART: tl.constexpr,
 ):
-    """Of each emitted token and part the KEPT largest logits, `ranked`: int64 [B, columns, PARTS, KEPT_2]."""
+    """Of each emitted token and part the KEPT largest logits, `ranked`: int64 [B, columns, parts, KEPT_2]."""
     row = tl.program_id(0)
     column = tl.program_id(1)
     part = tl.program_id(2)
@@ -61,11 +62,11 @@ def likeliest_kernel(  # type: ignore[no-untyped-def]
         winner = tl.max(rank, 0)
         largest = tl.where(order == i, winner, largest)
         rank = tl.where(rank == winner, -0x8000000000000000, rank)
-    place = (row * tl.num_programs(1) + column).to(tl.int64) * PARTS + part
+    place = (row * tl.num_programs(1) + column).to(tl.int64) * parts + part
     tl.store(best + place * KEPT_2 + order, largest)
 
 
-@jit
+@jit(unspecialized=["context", "parts"])
 def mass_kernel(  # type: ignore[no-untyped-def]
     logits,
     accepted,
@@ -79,20 +80,20 @@ def mass_kernel(  # type: ignore[no-untyped-def]
     context,
     logits_stride,
     KEPT_2: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PARTS_2: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Of each emitted token and part the mass relative to the token's largest logit: int64 [B, columns, PARTS]."""
+    """Of each emitted token and part the mass relative to the token's largest logit: int64 [B, columns, parts]."""
     row = tl.program_id(0)
     column = tl.program_id(1)
     part = tl.program_id(2)
     recorded, at, _, _ = _recorded(row, column, accepted, row_failed, cu_tokens, slot_of_row, length, context)
     if recorded == 0:
         return
-    parts = tl.arange(0, PARTS_2)
-    first = (row * tl.num_programs(1) + column).to(tl.int64) * PARTS
-    winners = tl.load(best + (first + parts) * KEPT_2, mask=parts < PARTS, other=-0x8000000000000000)
+    every = tl.arange(0, PARTS_2)
+    first = (row * tl.num_programs(1) + column).to(tl.int64) * parts
+    winners = tl.load(best + (first + every) * KEPT_2, mask=every < parts, other=-0x8000000000000000)
     top = value_of_rank(tl.max(winners, 0))
     token = part * PART + tl.arange(0, PART)
     inside = token < vocab
@@ -100,7 +101,7 @@ def mass_kernel(  # type: ignore[no-untyped-def]
     tl.store(masses + first + part, tl.sum(tl.where(inside, mass(x - top), 0), 0))
 
 
-@jit
+@jit(unspecialized=["emitted_stride", "context", "logits_stride", "parts"])
 def record_kernel(  # type: ignore[no-untyped-def]
     logits,
     emitted,
@@ -119,7 +120,7 @@ def record_kernel(  # type: ignore[no-untyped-def]
     ENTRIES: tl.constexpr,
     ENTRIES_2: tl.constexpr,
     KEPT_2: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PARTS_2: tl.constexpr,
 ):
     """One program per emitted token: its entries, from what the parts found."""
@@ -128,11 +129,11 @@ def record_kernel(  # type: ignore[no-untyped-def]
     recorded, at, slot, position = _recorded(row, column, accepted, row_failed, cu_tokens, slot_of_row, length, context)
     if recorded == 0:
         return
-    first = (row * tl.num_programs(1) + column).to(tl.int64) * PARTS
-    parts = tl.arange(0, PARTS_2)
-    total = tl.sum(tl.load(masses + first + parts, mask=parts < PARTS, other=0), 0)
+    first = (row * tl.num_programs(1) + column).to(tl.int64) * parts
+    every = tl.arange(0, PARTS_2)
+    total = tl.sum(tl.load(masses + first + every, mask=every < parts, other=0), 0)
     place = tl.arange(0, PARTS_2 * KEPT_2)
-    rank = tl.load(best + first * KEPT_2 + place, mask=place < PARTS * KEPT_2, other=-0x8000000000000000)
+    rank = tl.load(best + first * KEPT_2 + place, mask=place < parts * KEPT_2, other=-0x8000000000000000)
     normalizer = value_of_rank(tl.max(rank, 0)) + log_of_mass(total)
     own = tl.maximum(tl.load(emitted + slot * emitted_stride + column), 0)
     order = tl.arange(0, ENTRIES_2)
@@ -183,11 +184,11 @@ def record_logprobs_triton(
     if rows == 0 or columns == 0:
         return
     sizes, part = _sizes(vocab, entries), part_size(vocab)
-    tokens = rows * columns * sizes["PARTS"]
+    tokens = rows * columns * sizes["parts"]
     best = workspace("record_logprobs.best", tokens * sizes["KEPT_2"], torch.int64, device)
     masses = workspace("record_logprobs.masses", tokens, torch.int64, device)
     where = (accepted, row_failed, cu_tokens, slot_of_row, length)
-    grid, scalars = (rows, columns, sizes["PARTS"]), (vocab, context, logits.stride(0))
+    grid, scalars = (rows, columns, sizes["parts"]), (vocab, context, logits.stride(0))
     options: dict[str, Any] = {"num_warps": part_warps(part), **UNFUSED}
     likeliest_kernel[grid](logits, *where, best, *scalars, **_constants(likeliest_kernel, sizes), **options)
     mass_kernel[grid](logits, *where, best, masses, *scalars, **_constants(mass_kernel, sizes), **options)
@@ -208,16 +209,15 @@ def record_logprobs_triton(
 
 
 def _sizes(vocab: int, entries: int) -> dict[str, int]:
-    part = part_size(vocab)
-    parts, kept = -(-vocab // part), max(entries - 1, 1)
+    kept = max(entries - 1, 1)
     return {
         "ENTRIES": entries,
         "ENTRIES_2": next_power_of_2(entries),
         "KEPT": kept,
         "KEPT_2": next_power_of_2(kept),
-        "PARTS": parts,
-        "PARTS_2": next_power_of_2(parts),
-        "PART": part,
+        "parts": num_parts(vocab),
+        "PARTS_2": MOST_PARTS,
+        "PART": part_size(vocab),
     }
 
 
@@ -228,16 +228,22 @@ def _constants(kernel: Any, sizes: dict[str, int]) -> dict[str, int]:
 def kernel_specs() -> list[KernelSpec]:
     """Each launch for each type of logits with the most entries that a request may ask for, and with the fewest."""
     pointers = dict.fromkeys(["emitted", "accepted", "cu_tokens", "slot_of_row", "length", "logprob_tokens"], "*i32")
-    pointers |= {"row_failed": "*i1", "best": "*i64", "masses": "*i64", "logprobs": "*fp32"}
-    pointers |= {"vocab": "i32", "context": "i32:16", "emitted_stride": "i32", "logits_stride": "i32:16"}
+    pointers |= {"row_failed": "*u1", "best": "*i64", "masses": "*i64", "logprobs": "*fp32"}
+    pointers |= {
+        "vocab": "i32:16",
+        "context": "i32",
+        "emitted_stride": "i32",
+        "logits_stride": "i32:16",
+        "parts": "i32",
+    }
     specs = []
     for kind, vocab, entries in [(*size, 21) for size in SPEC_SIZES] + [("bf16", 128_256, 1)]:
         sizes, element = _sizes(vocab, entries), 4 if kind == "fp32" else 2
-        ranks = sizes["PARTS"] * sizes["KEPT_2"] * 8
+        ranks = sizes["parts"] * sizes["KEPT_2"] * 8
         for name, kernel, moved in (
             ("likeliest", likeliest_kernel, vocab * element + ranks),
-            ("mass", mass_kernel, vocab * element + sizes["PARTS"] * 16),
-            ("record", record_kernel, ranks + sizes["PARTS"] * 8 + entries * 8),
+            ("mass", mass_kernel, vocab * element + sizes["parts"] * 16),
+            ("record", record_kernel, ranks + sizes["parts"] * 8 + entries * 8),
         ):
             arguments = {key: value for key, value in pointers.items() if key in kernel.arg_names}
             specs.append(
@@ -246,10 +252,9 @@ def kernel_specs() -> list[KernelSpec]:
                     variant=f"{kind}, {vocab}, {entries} entries: {name}",
                     kernel=kernel,
                     arguments=arguments | {"logits": f"*{kind}"},
-                    constants=_constants(kernel, sizes),
+                    constants={key: size for key, size in _constants(kernel, sizes).items() if key != "parts"},
                     num_warps=4 if kernel is record_kernel else part_warps(sizes["PART"]),
                     enable_fp_fusion=False,
-                    maxnreg=255,
                     shape=f"1 token, vocabulary {vocab}",
                     bytes_moved=moved,
                 )

@@ -13,6 +13,9 @@ NAMESPACE = "draftgraph"
 # a mutation-version kernel that inference never uses. A forward makes some 150 such calls.
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
+CUDA_IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+"""The Triton launches of each op by its name, for `launch_recorder`."""
+
 
 def define_op(
     schema: str,
@@ -38,5 +41,6 @@ def define_op(
         _LIBRARY.impl(name, cpu, "MkldnnCPU")
     if cuda is not None:
         _LIBRARY.impl(name, cuda, "CUDA")
+        CUDA_IMPLEMENTATIONS[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default

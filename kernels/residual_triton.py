@@ -1,7 +1,7 @@
 """What the Triton kernels of the acceptance rules share: probabilities of the target, and the residual's sample.
 
 A rule's first launches decide, per row, how many drafts stand. The residual of the rejected one is then sampled over
-the vocabulary, split as in `sample_target_triton.py`: `residual_kernel` finds each part's Gumbel-max winner and
+the vocabulary, split as in `vocabulary_parts.py`: `residual_kernel` finds each part's Gumbel-max winner and
 `residual_finish_kernel` the row's.
 """
 
@@ -14,8 +14,9 @@ import torch
 from .elementary_triton import exp, index_of_rank, is_ranked, log, ranked
 from .philox import RESIDUAL
 from .philox_triton import gumbel_range
-from .sample_target_triton import FLOATS, SPEC_SIZES, part_size, part_warps
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl, workspace
+from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
+from .workspace import workspace
 
 
 @jit
@@ -40,14 +41,14 @@ def draft_probabilities(  # type: ignore[no-untyped-def]
     drafts,
     vocab,
     logits_stride,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """Of a row's drafts the tokens, -1 where there is none, and their p and q, all [COLUMNS]; q is 1 without one."""
     column = tl.arange(0, COLUMNS)
     at = (begin + column).to(tl.int64)
-    place = slot.to(tl.int64) * NUM_DRAFTS + column
-    proposal = tl.load(draft_tokens + place, mask=(column < NUM_DRAFTS) & (column < drafts), other=-1)
+    place = slot.to(tl.int64) * num_drafts + column
+    proposal = tl.load(draft_tokens + place, mask=(column < num_drafts) & (column < drafts), other=-1)
     proposed = proposal >= 0
     x = tl.load(logits + at * logits_stride + proposal, mask=proposed, other=0.0).to(tl.float32)
     z = tl.div_rn(x, tl.where(heat > 0.0, heat, 1.0))
@@ -73,7 +74,7 @@ def write_accepted(  # type: ignore[no-untyped-def]
     row_failed,
     slot,
     begin,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
 ):
     """Writes a row's count, its accepted drafts with the target's token after them, and whether their logits failed."""
@@ -83,11 +84,11 @@ def write_accepted(  # type: ignore[no-untyped-def]
     content = tl.where(column < count, proposal, target)
     bad = tl.load(token_failed + begin + column, mask=emits, other=0).to(tl.int32)
     tl.store(accepted + slot, count)
-    tl.store(emitted + slot.to(tl.int64) * (NUM_DRAFTS + 1) + column, content, mask=emits)
+    tl.store(emitted + slot.to(tl.int64) * (num_drafts + 1) + column, content, mask=emits)
     tl.store(row_failed + slot, tl.max(bad, 0) != 0)
 
 
-@jit
+@jit(unspecialized=["num_drafts", "parts"])
 def residual_kernel(  # type: ignore[no-untyped-def]
     logits,
     log_normalizer,
@@ -104,9 +105,9 @@ def residual_kernel(  # type: ignore[no-untyped-def]
     best,
     vocab,
     logits_stride,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     STREAM: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PART: tl.constexpr,
 ):
     """Of each part of the vocabulary the `ranked` winner of max(scale * p - q, 0) at the rejected draft.
@@ -120,7 +121,7 @@ def residual_kernel(  # type: ignore[no-untyped-def]
         return
     slot = tl.load(slot_of_row + row).to(tl.int64)
     at = (tl.load(cu_tokens + row) + index).to(tl.int64)
-    draft = slot * NUM_DRAFTS + index
+    draft = slot * num_drafts + index
     first = part * PART
     token = first + tl.arange(0, PART)
     inside = token < vocab
@@ -137,17 +138,17 @@ def residual_kernel(  # type: ignore[no-untyped-def]
         valid = inside & (weight > 0.0)
         score = log(tl.maximum(weight, 1.1754943508222875e-38))
     noise = gumbel_range(tl.load(seed + slot), tl.load(positions + at) + 1, STREAM, first, PART)
-    tl.store(best + row * PARTS + part, tl.max(ranked(score + noise, token, valid), 0))
+    tl.store(best + row * parts + part, tl.max(ranked(score + noise, token, valid), 0))
 
 
-@jit
+@jit(unspecialized=["num_drafts", "parts"])
 def residual_finish_kernel(  # type: ignore[no-untyped-def]
     slot_of_row,
     rejected,
     best,
     emitted,
-    NUM_DRAFTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    num_drafts,
+    parts,
     PARTS_2: tl.constexpr,
 ):
     """Puts the winner in the place of the rejected draft, unless the residual has no mass."""
@@ -156,10 +157,10 @@ def residual_finish_kernel(  # type: ignore[no-untyped-def]
     if index < 0:
         return
     part = tl.arange(0, PARTS_2)
-    winner = tl.max(tl.load(best + row * PARTS + part, mask=part < PARTS, other=-0x8000000000000000), 0)
+    winner = tl.max(tl.load(best + row * parts + part, mask=part < parts, other=-0x8000000000000000), 0)
     if is_ranked(winner):
         slot = tl.load(slot_of_row + row).to(tl.int64)
-        tl.store(emitted + slot * (NUM_DRAFTS + 1) + index, index_of_rank(winner))
+        tl.store(emitted + slot * (num_drafts + 1) + index, index_of_rank(winner))
 
 
 def check_acceptance(
@@ -234,8 +235,7 @@ def sample_residual(
 ) -> None:
     """The two launches that replace each row's rejected draft in `emitted`; arguments as in `residual_kernel`."""
     rows, vocab = slot_of_row.shape[0], logits.shape[1]
-    part = part_size(vocab)
-    parts = -(-vocab // part)
+    part, parts = part_size(vocab), num_parts(vocab)
     best = workspace("residual.best", rows * parts, torch.int64, logits.device)
     num_drafts = draft_tokens.shape[1]
     residual_kernel[(rows, parts)](
@@ -254,9 +254,9 @@ def sample_residual(
         best,
         vocab,
         logits.stride(0),
-        NUM_DRAFTS=num_drafts,
+        num_drafts=num_drafts,
         STREAM=RESIDUAL,
-        PARTS=parts,
+        parts=parts,
         PART=part,
         num_warps=part_warps(part),
         **UNFUSED,
@@ -266,9 +266,9 @@ def sample_residual(
         rejected,
         best,
         emitted,
-        NUM_DRAFTS=num_drafts,
-        PARTS=parts,
-        PARTS_2=next_power_of_2(parts),
+        num_drafts=num_drafts,
+        parts=parts,
+        PARTS_2=MOST_PARTS,
         num_warps=1,
     )
 
@@ -278,9 +278,9 @@ POINTERS = {
     **dict.fromkeys(["accepted", "emitted", "rejected"], "*i32"),
     **dict.fromkeys(["log_normalizer", "threshold", "draft_probs", "temperature", "scale"], "*fp32"),
     **dict.fromkeys(["seed", "best", "excess"], "*i64"),
-    **dict.fromkeys(["token_failed", "row_failed"], "*i1"),
-    "vocab": "i32",
-    "logits_stride": "i32:16",
+    **dict.fromkeys(["token_failed", "row_failed"], "*u1"),
+    **dict.fromkeys(["vocab", "logits_stride"], "i32:16"),
+    **dict.fromkeys(["parts", "num_drafts"], "i32"),
 }
 """Types of the acceptance kernels' arguments but `logits`, by name."""
 
@@ -290,8 +290,7 @@ def acceptance_spec(
 ) -> KernelSpec:
     """A specialisation of one of these kernels; a pointer given as None in `constants` is none."""
     part = part_size(vocab)
-    parts = -(-vocab // part)
-    sizes = {"PARTS": parts, "PARTS_2": next_power_of_2(parts), "PART": part, "NUM_DRAFTS": 5, "COLUMNS": 8}
+    sizes = {"PARTS_2": MOST_PARTS, "PART": part, "NUM_DRAFTS": 5, "COLUMNS": 8}
     names = kernel.arg_names
     constants = {key: value for key, value in (sizes | constants).items() if key in names}
     arguments = {key: value for key, value in POINTERS.items() if key in names and key not in constants}
@@ -305,7 +304,6 @@ def acceptance_spec(
         constants=constants,
         num_warps=part_warps(part) if "PART" in names else 1,
         enable_fp_fusion=kernel is residual_finish_kernel,
-        maxnreg=None if kernel is residual_finish_kernel else 255,
         shape=f"1 row, 5 drafts, vocabulary {vocab}",
         bytes_moved=moved,
     )
@@ -324,6 +322,6 @@ def kernel_specs() -> list[KernelSpec]:
             constants = {"STREAM": RESIDUAL, **changes}
             specs.append(acceptance_spec("accept", name, residual_kernel, kind, vocab, moved + extra, **constants))
     for vocab in (128_256, 262_144, 512):
-        moved = 8 * -(-vocab // part_size(vocab)) + 12
+        moved = 8 * num_parts(vocab) + 12
         specs.append(acceptance_spec("accept", "finish", residual_finish_kernel, "any", vocab, moved))
     return specs

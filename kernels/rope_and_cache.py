@@ -116,7 +116,7 @@ def _store(target, x, mask, scale, kind):  # type: ignore[no-untyped-def]
         tl.store(target, encode_e4m3(x / scale), mask=mask)
 
 
-@jit
+@jit(unspecialized=["context", "num_heads", "num_kv_heads"])
 def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     qkv,
     q_norm,
@@ -142,8 +142,8 @@ def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     value_slot_stride,
     value_head_stride,
     value_stride,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
+    num_heads,
+    num_kv_heads,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr,
@@ -164,7 +164,7 @@ def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     written = (row >= 0) & (place < context)
     source = qkv + token.to(tl.int64) * qkv_stride
 
-    if head < NUM_HEADS + NUM_KV_HEADS:
+    if head < num_heads + num_kv_heads:
         source += head * HEAD_DIM
         pair = tl.arange(0, BLOCK_HALF)
         in_half = pair < HALF
@@ -179,7 +179,7 @@ def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
         first = tl.load(source + first_at, mask=in_half, other=0.0).to(tl.float32)
         second = tl.load(source + second_at, mask=in_half, other=0.0).to(tl.float32)
         rest = tl.load(source + rest_at, mask=in_rest, other=0.0).to(tl.float32)
-        if head < NUM_HEADS:
+        if head < num_heads:
             if q_norm is not None:
                 first, second, rest = _head_norm(
                     first, second, rest, q_norm, first_at, second_at, rest_at, in_half, in_rest, eps, HEAD_DIM,
@@ -196,21 +196,21 @@ def _rope_and_cache_kernel(  # type: ignore[no-untyped-def]
         s = tl.load(sin + angle, mask=in_half, other=0.0)
         turned_first = round_to(first * c - second * s, kind)
         turned_second = round_to(second * c + first * s, kind)
-        if head < NUM_HEADS:
-            target = output + (token * NUM_HEADS + head).to(tl.int64) * HEAD_DIM
+        if head < num_heads:
+            target = output + (token * num_heads + head).to(tl.int64) * HEAD_DIM
             tl.store(target + first_at, turned_first, mask=in_half)
             tl.store(target + second_at, turned_second, mask=in_half)
             tl.store(target + rest_at, round_to(rest, kind), mask=in_rest)
         else:
-            kv_head = head - NUM_HEADS
+            kv_head = head - num_heads
             key_target = key_cache + slot * key_slot_stride + kv_head * key_head_stride + place * key_stride
             key_divisor = None if key_scale is None else tl.load(key_scale + kv_head)
             _store(key_target + first_at, turned_first.to(tl.float32), in_half & written, key_divisor, kind)
             _store(key_target + second_at, turned_second.to(tl.float32), in_half & written, key_divisor, kind)
             _store(key_target + rest_at, rest, in_rest & written, key_divisor, kind)
     else:
-        value_head = head - NUM_HEADS - NUM_KV_HEADS
-        source += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + value_head * VALUE_DIM
+        value_head = head - num_heads - num_kv_heads
+        source += (num_heads + num_kv_heads) * HEAD_DIM + value_head * VALUE_DIM
         at = tl.arange(0, BLOCK_VALUE)
         inside = at < VALUE_DIM
         value = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
@@ -304,8 +304,8 @@ def rope_and_cache_triton(
         qkv.stride(0),
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         UNIT_OFFSET=unit_offset,
         INTERLEAVED=interleaved,
         num_warps=1,
@@ -316,18 +316,20 @@ def rope_and_cache_triton(
 
 def kernel_specs() -> list[KernelSpec]:
     """Each element type, and what a family may turn on: head norms, partial and interleaved rotation, float8."""
-    sixteens = ["context", "qkv_stride", "key_slot_stride", "key_head_stride", "key_stride"]
+    sixteens = ["qkv_stride", "key_slot_stride", "key_head_stride", "key_stride"]
     sixteens += ["value_slot_stride", "value_head_stride", "value_stride"]
 
     def spec(
         variant: str, kind: str = "bf16", size: int = 128, half: int = 64, norm: bool = False, **changes: Any
     ) -> KernelSpec:
-        float8 = changes.pop("float8", False)
+        float8, value_size = changes.pop("float8", False), changes.pop("value_size", size)
+        heads, kv_heads = changes.pop("heads", (32, 8))
         cache = "*u8" if float8 else f"*{kind}"
         arguments = dict.fromkeys(["positions", "slots", "rows", "cu_tokens", "base"], "*i32")
-        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32"} | dict.fromkeys(sixteens, "i32:16")
+        arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32"}
+        arguments |= dict.fromkeys(["context", "num_heads", "num_kv_heads"], "i32") | dict.fromkeys(sixteens, "i32:16")
         arguments |= {"qkv": f"*{kind}", "output": f"*{kind}", "key_cache": cache, "value_cache": cache}
-        constants: dict[str, Any] = {"UNIT_OFFSET": False, "INTERLEAVED": False, "NUM_HEADS": 32, "NUM_KV_HEADS": 8}
+        constants: dict[str, Any] = {"UNIT_OFFSET": False, "INTERLEAVED": False}
         optional: list[tuple[str, bool, str]] = [("q_norm", norm, f"*{kind}"), ("k_norm", norm, f"*{kind}")]
         optional += [("key_scale", float8, "*fp32"), ("value_scale", float8, "*fp32")]
         for name, given, pointer in optional:
@@ -335,9 +337,10 @@ def kernel_specs() -> list[KernelSpec]:
                 arguments[name] = pointer
             else:
                 constants[name] = None
-        constants |= _blocks(size, size, half) | changes
+        constants |= _blocks(size, value_size, half) | changes
         width, element, stored = 8, 4 if kind == "fp32" else 2, 1 if float8 else 4 if kind == "fp32" else 2
-        moved = width * size * (48 * element + 32 * element + 16 * stored) + width * half * 8
+        cached = kv_heads * (size + value_size)
+        moved = width * (2 * heads * size * element + cached * (element + stored) + half * 8)
         return KernelSpec(
             op="rope_and_cache",
             variant=variant,
@@ -346,7 +349,7 @@ def kernel_specs() -> list[KernelSpec]:
             constants=constants,
             num_warps=1,
             num_stages=3,
-            shape=f"8 tokens, 32+8 heads of {size}",
+            shape=f"8 tokens, {heads}+{kv_heads} heads of {size}",
             bytes_moved=moved,
             max_registers=128,
         )
@@ -357,6 +360,8 @@ def kernel_specs() -> list[KernelSpec]:
         spec("fp32", "fp32"),
         spec("bf16, head norms", norm=True),
         spec("bf16, Gemma head norms of 256", size=256, half=128, norm=True, UNIT_OFFSET=True),
+        spec("bf16, head norms of 512", size=512, half=256, norm=True),
+        spec("bf16, latents", size=576, half=32, value_size=0, heads=(128, 1), INTERLEAVED=True),
         spec("bf16, 32 of 80 turned", size=80, half=16),
         spec("bf16, interleaved", INTERLEAVED=True),
         spec("bf16, float8 cache", float8=True),

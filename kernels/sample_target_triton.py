@@ -11,9 +11,6 @@ The launches of one call, with their grids fixed by the shapes:
 What a launch leaves to the next is one number or histogram per part. Counts and masses are integers, so their sums are
 the same in any order, and no atomics are needed. Parts of a position whose filter is off, whose temperature is 0 or
 that is padding leave at once.
-
-A key is the logit's own bit pattern (16 bits for 16-bit types) made to order as numbers do. Dividing by the temperature
-keeps that order, so the k-th largest logit is the k-th largest z; logits that become equal by it are compared as z.
 """
 
 from __future__ import annotations
@@ -35,255 +32,24 @@ from .elementary_triton import (
 )
 from .philox import TARGET
 from .philox_triton import gumbel_range
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl, workspace
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-LEAST_PART = 1024
-_MOST_PARTS = 64
-_MASS_BLOCK = 256
-# Numbers that `mass_kernel` takes at once.
-_STATE = 5
-# int64 numbers of a position: prefix and need, twice, since a launch reads one pair and writes the other; the k-th key.
-
-
-def part_size(vocab: int) -> int:
-    """Logits of one program: a power of two that gives at most 64 programs per position."""
-    return max(LEAST_PART, next_power_of_2(vocab) // _MOST_PARTS)
-
-
-def part_warps(part: int) -> int:
-    """Warps of one program."""
-    return 8 if part >= 2048 else 4
+from .threshold_triton import (
+    MASS_BLOCK,
+    STATE,
+    count_kernel,
+    descend,
+    digit_sums,
+    largest_rank,
+    mass_kernel,
+    scan_kernel,
+    selected_value,
+    slot_of,
+)
+from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
+from .workspace import workspace
 
 
-@jit
-def _select_key(x):  # type: ignore[no-untyped-def]
-    # uint32 that orders as x does, in as many bits as x has; the two zeros are equal.
-    if x.dtype == tl.float32:
-        bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
-        key = bits ^ tl.where((bits >> 31) != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
-    else:
-        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32)
-        bits = tl.where(bits == 0x8000, 0, bits)
-        key = bits ^ tl.where((bits >> 15) != 0, 0xFFFF, 0x8000).to(tl.uint32)
-    return key
-
-
-@jit
-def _selected_value(key, kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    # float32 of a `_select_key` in int64.
-    if kind == tl.float32:
-        bits = key ^ tl.where((key >> 31) != 0, 0x80000000, 0xFFFFFFFF)
-        value = bits.to(tl.uint32).to(tl.float32, bitcast=True)
-    else:
-        bits = key ^ tl.where((key >> 15) != 0, 0x8000, 0xFFFF)
-        value = bits.to(tl.uint16).to(kind, bitcast=True).to(tl.float32)
-    return value
-
-
-@jit
-def _digit_sums(sums, at, PARTS: tl.constexpr, PARTS_2: tl.constexpr, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # int64 [BINS]: the parts' histograms of a position added up.
-    part = tl.arange(0, PARTS_2)
-    place = (at.to(tl.int64) * PARTS + part)[:, None] * BINS + tl.arange(0, BINS)[None, :]
-    return tl.sum(tl.load(sums + place, mask=(part < PARTS)[:, None], other=0), 0).to(tl.int64)
-
-
-@jit
-def _descend(digits, prefix, need, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # The bin in which the sum from the largest bin down reaches `need`: the prefix with it, and what remains to reach.
-    bins = tl.arange(0, BINS)
-    above = tl.sum(digits, 0) - tl.cumsum(digits, 0)
-    digit = tl.max(tl.where(above + digits >= need, bins, 0), 0)
-    return prefix * BINS + digit, need - tl.sum(tl.where(bins > digit, digits, 0), 0)
-
-
-@jit
-def _slot(at, rows, slot_of_row):  # type: ignore[no-untyped-def]
-    return tl.load(slot_of_row + tl.maximum(tl.load(rows + at), 0))
-
-
-@jit
-def _largest(best, at, PARTS: tl.constexpr, PARTS_2: tl.constexpr):  # type: ignore[no-untyped-def]
-    # The `ranked` of a position's largest logit.
-    part = tl.arange(0, PARTS_2)
-    return tl.max(tl.load(best + at.to(tl.int64) * PARTS + part, mask=part < PARTS, other=-0x8000000000000000), 0)
-
-
-@jit
-def scan_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    rows,
-    cu_tokens,
-    slot_of_row,
-    temperature,
-    top_k,
-    best,
-    counts,
-    num_rows,
-    vocab,
-    logits_stride,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """Of each part the largest logit, `ranked`, and the histogram of the top digits: int32 [W, PARTS, 256]."""
-    at = tl.program_id(0)
-    part = tl.program_id(1)
-    if at >= tl.load(cu_tokens + num_rows):
-        return
-    token = part * PART + tl.arange(0, PART)
-    inside = token < vocab
-    x = tl.load(logits + at.to(tl.int64) * logits_stride + token, mask=inside, other=0.0)
-    place = at.to(tl.int64) * PARTS + part
-    tl.store(best + place, tl.max(ranked(x.to(tl.float32), token, inside), 0))
-    slot = _slot(at, rows, slot_of_row)
-    k = tl.load(top_k + slot)
-    if (k > 0) & (k < vocab) & (tl.load(temperature + slot) > 0.0):
-        digit = _select_key(x) >> (x.dtype.primitive_bitwidth - 8)
-        tl.store(counts + place * 256 + tl.arange(0, 256), tl.histogram(digit.to(tl.int32), 256, mask=inside))
-
-
-@jit
-def count_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    rows,
-    cu_tokens,
-    slot_of_row,
-    temperature,
-    top_k,
-    counts_before,
-    counts,
-    state,
-    num_rows,
-    vocab,
-    logits_stride,
-    shift,
-    parity,
-    STAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_2: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """Fixes the next digit of the k-th largest key, and counts the one after it among the keys that agree so far.
-
-    Stage 1 fixes the first digit, stage 2 any later one. `shift` is where the counted digit begins, `parity` where the
-    state is written.
-    """
-    at = tl.program_id(0)
-    part = tl.program_id(1)
-    if at >= tl.load(cu_tokens + num_rows):
-        return
-    slot = _slot(at, rows, slot_of_row)
-    k = tl.load(top_k + slot)
-    if (k <= 0) | (k >= vocab) | (tl.load(temperature + slot) <= 0.0):
-        return
-    own = state + at * 5
-    prefix = tl.zeros((), tl.int64)
-    need = k.to(tl.int64)
-    if STAGE > 1:
-        prefix = tl.load(own + (1 - parity) * 2)
-        need = tl.load(own + (1 - parity) * 2 + 1)
-    prefix, need = _descend(_digit_sums(counts_before, at, PARTS, PARTS_2, 256), prefix, need, 256)
-    if part == 0:
-        tl.store(own + parity * 2, prefix)
-        tl.store(own + parity * 2 + 1, need)
-    token = part * PART + tl.arange(0, PART)
-    x = tl.load(logits + at.to(tl.int64) * logits_stride + token, mask=token < vocab, other=0.0)
-    key = _select_key(x)
-    member = (token < vocab) & ((key >> (shift + 8).to(tl.uint32)) == prefix.to(tl.uint32))
-    digit = (key >> shift.to(tl.uint32)) & 0xFF
-    place = (at.to(tl.int64) * PARTS + part) * 256
-    tl.store(counts + place + tl.arange(0, 256), tl.histogram(digit.to(tl.int32), 256, mask=member))
-
-
-@jit
-def mass_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    rows,
-    cu_tokens,
-    slot_of_row,
-    temperature,
-    top_k,
-    top_p,
-    best,
-    counts_before,
-    masses_before,
-    masses,
-    state,
-    num_rows,
-    vocab,
-    logits_stride,
-    shift,
-    parity,
-    STAGE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_2: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Fixes the next digit of the smallest key that top-p keeps, and adds up the masses of the one after it.
-
-    Stage 0 fixes the last digit of top-k's key instead, stage 1 the first one of top-p's, stage 2 any later one. The
-    masses are int64 [W, PARTS, 16]. `shift` is where their digit begins, `parity` where the state is written.
-    """
-    at = tl.program_id(0)
-    part = tl.program_id(1)
-    if at >= tl.load(cu_tokens + num_rows):
-        return
-    slot = _slot(at, rows, slot_of_row)
-    heat = tl.load(temperature + slot)
-    if heat <= 0.0:
-        return
-    KIND: tl.constexpr = logits.dtype.element_ty  # noqa: N806
-    LAST: tl.constexpr = KIND.primitive_bitwidth // 8 - 1  # noqa: N806
-    k = tl.load(top_k + slot)
-    own = state + at * 5
-    bound = -float("inf")
-    if (k > 0) & (k < vocab):
-        if STAGE == 0:
-            digits = _digit_sums(counts_before, at, PARTS, PARTS_2, 256)
-            kth, _ = _descend(digits, tl.load(own + LAST % 2 * 2), tl.load(own + LAST % 2 * 2 + 1), 256)
-            if part == 0:
-                tl.store(own + 4, kth)
-        else:
-            kth = tl.load(own + 4)
-        bound = tl.div_rn(_selected_value(kth, KIND), heat)
-    p = tl.load(top_p + slot)
-    # Not `p >= 1`: top-p is off where p is NaN.
-    if (p < 1.0) == 0:
-        return
-    top = tl.div_rn(value_of_rank(_largest(best, at, PARTS, PARTS_2)), heat)
-    prefix = tl.zeros((), tl.int64)
-    if STAGE > 0:
-        sums = _digit_sums(masses_before, at, PARTS, PARTS_2, 16)
-        if STAGE == 1:
-            # At least the largest one is kept.
-            share = tl.ceil(tl.sum(sums, 0).to(tl.float64) * p.to(tl.float64))
-            need = tl.maximum(share.to(tl.int64), 1)
-        else:
-            prefix = tl.load(own + (1 - parity) * 2)
-            need = tl.load(own + (1 - parity) * 2 + 1)
-        prefix, need = _descend(sums, prefix, need, 16)
-        if part == 0:
-            tl.store(own + parity * 2, prefix)
-            tl.store(own + parity * 2 + 1, need)
-    bins = tl.arange(0, 16)
-    total = tl.zeros((BLOCK, 16), tl.int64)
-    for start in range(0, PART, BLOCK):
-        token = part * PART + start + tl.arange(0, BLOCK)
-        x = tl.load(logits + at.to(tl.int64) * logits_stride + token, mask=token < vocab, other=0.0)
-        key = _select_key(x)
-        z = tl.div_rn(x.to(tl.float32), heat)
-        member = (token < vocab) & (z >= bound)
-        if STAGE > 0:
-            member = member & ((key >> (shift + 4).to(tl.uint32)) == prefix.to(tl.uint32))
-        weight = tl.where(member, mass(z - top), 0)
-        digit = ((key >> shift.to(tl.uint32)) & 0xF).to(tl.int32)
-        total += tl.where(digit[:, None] == bins[None, :], weight[:, None], 0)
-    tl.store(masses + (at.to(tl.int64) * PARTS + part) * 16 + bins, tl.sum(total, 0))
-
-
-@jit
+@jit(unspecialized=["drawn_size", "num_rows", "parts"])
 def draw_kernel(  # type: ignore[no-untyped-def]
     logits,
     rows,
@@ -304,34 +70,34 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     vocab,
     logits_stride,
     STREAM: tl.constexpr,
-    PARTS: tl.constexpr,
+    parts,
     PARTS_2: tl.constexpr,
     PART: tl.constexpr,
 ):
     """Of each part's kept tokens the `ranked` winner, the mass, the number, and the smallest z's ordered key: `drawn`.
 
-    int64 [4, W, PARTS], `drawn_size` apart.
+    int64 [4, W, parts], `drawn_size` apart.
     """
     at = tl.program_id(0)
     part = tl.program_id(1)
     if at >= tl.load(cu_tokens + num_rows):
         return
-    slot = _slot(at, rows, slot_of_row)
+    slot = slot_of(at, rows, slot_of_row)
     heat = tl.load(temperature + slot)
     if heat <= 0.0:
         return
     KIND: tl.constexpr = logits.dtype.element_ty  # noqa: N806
     LAST: tl.constexpr = KIND.primitive_bitwidth // 4 - 1  # noqa: N806
-    top = tl.div_rn(value_of_rank(_largest(best, at, PARTS, PARTS_2)), heat)
+    top = tl.div_rn(value_of_rank(largest_rank(best, at, parts, PARTS_2)), heat)
     k = tl.load(top_k + slot)
     own = state + at * 5
     bound = -float("inf")
     if tl.load(top_p + slot) < 1.0:
-        digits = _digit_sums(masses_before, at, PARTS, PARTS_2, 16)
-        last, _ = _descend(digits, tl.load(own + LAST % 2 * 2), tl.load(own + LAST % 2 * 2 + 1), 16)
-        bound = tl.div_rn(_selected_value(last, KIND), heat)
+        digits = digit_sums(masses_before, at, parts, PARTS_2, 16)
+        last, _ = descend(digits, tl.load(own + LAST % 2 * 2), tl.load(own + LAST % 2 * 2 + 1), 16)
+        bound = tl.div_rn(selected_value(last, KIND), heat)
     elif (k > 0) & (k < vocab):
-        bound = tl.div_rn(_selected_value(tl.load(own + 4), KIND), heat)
+        bound = tl.div_rn(selected_value(tl.load(own + 4), KIND), heat)
     least = tl.load(min_p + slot)
     if least > 0.0:
         bound = tl.maximum(bound, top + log(tl.minimum(tl.maximum(least, 1.1754943508222875e-38), 1.0)))
@@ -342,14 +108,14 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     z = tl.div_rn(x.to(tl.float32), heat)
     kept = (token < vocab) & (z >= bound)
     noise = gumbel_range(tl.load(seed + slot), tl.load(positions + at) + 1, STREAM, first, PART)
-    place = drawn + at.to(tl.int64) * PARTS + part
+    place = drawn + at.to(tl.int64) * parts + part
     tl.store(place, tl.max(ranked(z + noise, token, kept), 0))
     tl.store(place + drawn_size, tl.sum(tl.where(kept, mass(z - top), 0), 0))
     tl.store(place + 2 * drawn_size, tl.sum(kept.to(tl.int32), 0).to(tl.int64))
     tl.store(place + 3 * drawn_size, tl.min(tl.where(kept, ordered_key(z), 0x7FFFFFFF), 0).to(tl.int64))
 
 
-@jit
+@jit(unspecialized=["drawn_size", "num_rows", "vocab", "parts"])
 def finish_kernel(  # type: ignore[no-untyped-def]
     rows,
     cu_tokens,
@@ -364,23 +130,23 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     failed,
     num_rows,
     vocab,
-    PARTS: tl.constexpr,
+    parts,
     PARTS_2: tl.constexpr,
 ):
     """One program per position: the outputs, from what its parts found."""
     at = tl.program_id(0)
     if at >= tl.load(cu_tokens + num_rows):
         return
-    heat = tl.load(temperature + _slot(at, rows, slot_of_row))
-    winner = _largest(best, at, PARTS, PARTS_2)
+    heat = tl.load(temperature + slot_of(at, rows, slot_of_row))
+    winner = largest_rank(best, at, parts, PARTS_2)
     top = value_of_rank(winner)
     normalizer = top
     lowest = top
     if heat > 0.0:
         top = tl.div_rn(top, heat)
         part = tl.arange(0, PARTS_2)
-        inside = part < PARTS
-        place = drawn + at.to(tl.int64) * PARTS + part
+        inside = part < parts
+        place = drawn + at.to(tl.int64) * parts + part
         winner = tl.max(tl.load(place, mask=inside, other=-0x8000000000000000), 0)
         total = tl.sum(tl.load(place + drawn_size, mask=inside, other=0), 0)
         kept = tl.sum(tl.load(place + 2 * drawn_size, mask=inside, other=0), 0)
@@ -439,20 +205,19 @@ def sample_target_triton(
     if width == 0 or num_rows == 0:
         return
 
-    part = part_size(vocab)
-    parts = -(-vocab // part)
-    sizes: dict[str, Any] = {"PARTS": parts, "PARTS_2": next_power_of_2(parts), "PART": part}
+    part, parts = part_size(vocab), num_parts(vocab)
+    sizes: dict[str, Any] = {"parts": parts, "PARTS_2": MOST_PARTS, "PART": part}
     options: dict[str, Any] = {"num_warps": part_warps(part), **UNFUSED}
     programs = width * parts
     best = workspace("sample_target.best", programs, torch.int64, device)
     counts = workspace("sample_target.counts", 2 * programs * 256, torch.int32, device).view(2, -1)
     masses = workspace("sample_target.masses", 2 * programs * 16, torch.int64, device).view(2, -1)
     drawn = workspace("sample_target.drawn", 4 * programs, torch.int64, device)
-    state = workspace("sample_target.state", width * _STATE, torch.int64, device)
+    state = workspace("sample_target.state", width * STATE, torch.int64, device)
     grid, bits = (width, parts), 8 * logits.element_size()
     where = (rows, cu_tokens, slot_of_row, temperature)
     scalars = (num_rows, vocab, logits.stride(0))
-    scan_kernel[grid](logits, *where, top_k, best, counts[0], *scalars, PARTS=parts, PART=part, **options)
+    scan_kernel[grid](logits, *where, top_k, best, counts[0], *scalars, parts=parts, PART=part, **options)
     for level in range(1, bits // 8):
         before, after = counts[(level - 1) % 2], counts[level % 2]
         count_kernel[grid](
@@ -484,7 +249,7 @@ def sample_target_triton(
             bits - 4 * level - 4,
             level % 2,
             STAGE=min(level, 2),
-            BLOCK=min(part, _MASS_BLOCK),
+            BLOCK=min(part, MASS_BLOCK),
             **sizes,
             **options,
         )
@@ -518,8 +283,8 @@ def sample_target_triton(
         failed,
         num_rows,
         vocab,
-        PARTS=parts,
-        PARTS_2=sizes["PARTS_2"],
+        parts=parts,
+        PARTS_2=MOST_PARTS,
         **options,
     )
 
@@ -529,24 +294,19 @@ POINTERS = {
     **dict.fromkeys(["temperature", "top_p", "min_p", "log_normalizer", "threshold"], "*fp32"),
     **dict.fromkeys(["seed", "best", "masses_before", "masses", "state", "drawn"], "*i64"),
     **dict.fromkeys(["counts_before", "counts"], "*i32"),
-    **dict.fromkeys(["num_rows", "vocab", "shift", "parity"], "i32"),
-    **dict.fromkeys(["drawn_size", "logits_stride"], "i32:16"),
-    "failed": "*i1",
+    **dict.fromkeys(["num_rows", "shift", "parity", "parts", "drawn_size"], "i32"),
+    **dict.fromkeys(["vocab", "logits_stride"], "i32:16"),
+    "failed": "*u1",
 }
 """Types of these kernels' arguments but `logits`, by name."""
-
-
-SPEC_SIZES = (("bf16", 128_256), ("fp16", 128_256), ("fp32", 128_256), ("bf16", 262_144), ("bf16", 512))
-"""Types of logits and vocabularies that the sampling ops' kernels are compiled for."""
 
 
 def kernel_specs() -> list[KernelSpec]:
     """Every launch for each type of logits at a vocabulary of 128,256, and the ends of the vocabulary's range."""
     specs = []
     for kind, vocab in SPEC_SIZES:
-        part = part_size(vocab)
-        parts = -(-vocab // part)
-        sizes = {"PARTS": parts, "PARTS_2": next_power_of_2(parts), "PART": part}
+        part, parts = part_size(vocab), num_parts(vocab)
+        sizes = {"PARTS_2": MOST_PARTS, "PART": part}
         element = 4 if kind == "fp32" else 2
         logits_bytes = 8 * vocab * element
         histograms = 8 * parts * 256 * 4
@@ -554,7 +314,7 @@ def kernel_specs() -> list[KernelSpec]:
         for stage in (1, 2) if kind == "fp32" else (1,):
             launches.append((f"count {stage}", count_kernel, {"STAGE": stage}, logits_bytes + 2 * histograms))
         for stage in (0, 1, 2):
-            constants = {"STAGE": stage, "BLOCK": min(part, _MASS_BLOCK)}
+            constants = {"STAGE": stage, "BLOCK": min(part, MASS_BLOCK)}
             launches.append((f"mass {stage}", mass_kernel, constants, logits_bytes + histograms // 4))
         launches.append(("draw", draw_kernel, {"STREAM": TARGET}, logits_bytes))
         launches.append(("finish", finish_kernel, {}, 8 * (parts * 5 * 8 + 13)))
@@ -573,7 +333,6 @@ def kernel_specs() -> list[KernelSpec]:
                     constants=constants,
                     num_warps=part_warps(part),
                     enable_fp_fusion=False,
-                    maxnreg=255,
                     shape=f"8 tokens, vocabulary {vocab}",
                     bytes_moved=moved,
                 )

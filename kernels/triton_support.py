@@ -1,4 +1,4 @@
-"""What every Triton kernel of this package shares: the guarded import, argument checks, workspaces, compile specs.
+"""What every Triton kernel of this package shares: the guarded import, argument checks, compile specs.
 
 An op's file stays importable where Triton has no build: `triton` and `tl` are then None, and `jit` leaves the function
 as it is. So a kernel's body may name `tl` freely, and nothing else at the top level of a file may.
@@ -6,9 +6,11 @@ as it is. So a kernel's body may name `tl` freely, and nothing else at the top l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +24,63 @@ INTERPRETED: bool = triton is not None and bool(triton.knobs.runtime.interpret)
 """Whether kernels run under `TRITON_INTERPRET=1`: on CPU tensors, one program after another, in NumPy."""
 
 
-def jit(function: Any) -> Any:
-    """`triton.jit`, or nothing where Triton is absent."""
-    return function if triton is None else triton.jit(function)
+class Recording(Protocol):
+    """What takes the launches of this thread in place of the device; see `launch_recorder`."""
+
+    amd: bool
+    """Whether launches are those of an AMD device."""
+
+    def add(self, kernel: Any, grid: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Takes one launch: what stands in the brackets and in the parentheses of `kernel[grid](...)`."""
+
+
+recording: ContextVar[Recording | None] = ContextVar("draftgraph_recording", default=None)
+"""Of this thread; None to launch."""
+
+MAX_REGISTERS = 255
+"""Of a thread, an option of every launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a
+multiprocessor."""
+Kernel: Any = None
+"""The class of jitted functions; None where there are none, and under the interpreter."""
+
+if triton is not None and not INTERPRETED:
+
+    class _Kernel(triton.JITFunction):
+        """A jitted function whose launches a `Recording` may take."""
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            """Launches, or records."""
+            if not on_amd():
+                kwargs.setdefault("maxnreg", MAX_REGISTERS)
+            taker = recording.get()
+            if taker is None:
+                return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+            return taker.add(self, grid, args, kwargs)
+
+    Kernel = _Kernel
+
+
+def jit(function: Any = None, *, unspecialized: Sequence[str] = ()) -> Any:
+    """`triton.jit`, or nothing where Triton is absent.
+
+    Args:
+        function: to compile.
+        unspecialized: integer parameters whose value Triton shall not look at. Of any other it compiles the kernel
+            again for 1, for multiples of 16 and for the rest.
+    """
+    if function is None:
+        return functools.partial(jit, unspecialized=unspecialized)
+    if triton is None:
+        return function
+    if Kernel is None:
+        return triton.jit(function, do_not_specialize=unspecialized)
+    return Kernel(function, do_not_specialize=unspecialized)
+
+
+def on_amd() -> bool:
+    """Whether a launch is for an AMD device: that of this build of torch, or of the recording under way."""
+    taker = recording.get()
+    return torch.version.hip is not None if taker is None else taker.amd
 
 
 @jit
@@ -46,19 +102,31 @@ round_to = _round_interpreted if INTERPRETED else _round_compiled
 bfloat16 truncates."""
 
 
-UNFUSED: dict[str, bool | int] = {"enable_fp_fusion": False}
-"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused.
-
-On NVIDIA also that a thread may have all registers: otherwise ptxas may spill in order to fit more blocks on a
-multiprocessor.
-"""
-if torch.version.hip is None:
-    UNFUSED["maxnreg"] = 255
+UNFUSED: dict[str, bool] = {"enable_fp_fusion": False}
+"""Options of a launch whose kernel calls `elementary_triton` or `philox_triton`: no multiply-add is fused."""
 
 
 def next_power_of_2(size: int) -> int:
     """The smallest power of two that is at least `size`, and at least 1: the length of a kernel's range."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+def row_range(rows: int) -> int:
+    """The length of a kernel's range over the rows of a bucket.
+
+    For one row 1, and for any small number the same: a kernel for each bucket would only be compiled longer.
+    """
+    return 1 if rows == 1 else max(16, next_power_of_2(rows))
+
+
+def draft_range(num_drafts: int) -> int:
+    """The length of a kernel's range over a row's drafts and one more token: the same for up to 7 drafts."""
+    return max(8, next_power_of_2(num_drafts + 1))
+
+
+def constants_of(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a launch's sizes those in capitals, which are `constexpr`; the others are ordinary integers."""
+    return {name: size for name, size in sizes.items() if name.isupper()}
 
 
 def check_tensor(
@@ -103,29 +171,6 @@ def check_tensor(
         raise ValueError(f"{name} has strides {tensor.stride()}; accepted: 1 in the last dimension")
 
 
-_WORKSPACES: dict[tuple[str, torch.device, torch.dtype, int], torch.Tensor] = {}
-
-
-def workspace(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A static buffer for what one launch of an op leaves to the next: [at least `numel`], contents undefined.
-
-    One buffer per (name, device, dtype, size rounded up to a power of two), made at first use and kept, so that every
-    call and every captured graph of that size uses the same memory: an op's launches follow each other on one stream,
-    and a buffer is dead when its op ends. Two streams of a device must not run the same op at the same time.
-
-    Raises:
-        RuntimeError: it would have to be made during a capture. Run the step once before capturing it.
-    """
-    size = next_power_of_2(numel)
-    key = (name, device, dtype, size)
-    buffer = _WORKSPACES.get(key)
-    if buffer is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"the workspace of {name} would be made during a capture: run the step once before")
-        buffer = _WORKSPACES[key] = torch.empty(size, dtype=dtype, device=device)
-    return buffer
-
-
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """One specialisation of a kernel that the engine can ask for: what `compile_report` compiles.
@@ -149,10 +194,10 @@ class KernelSpec:
     hip_num_warps: int | None = None
     """On AMD, if others."""
     num_stages: int = 2
-    maxnreg: int | None = None
-    """Passed at launch on NVIDIA: without it ptxas may spill in order to fit more blocks on a multiprocessor."""
+    maxnreg: int = MAX_REGISTERS
+    """Of a thread on NVIDIA."""
     enable_fp_fusion: bool = True
-    """False for kernels that are launched with `UNFUSED`, whose `maxnreg` is 255."""
+    """False for kernels that are launched with `UNFUSED`."""
     shape: str
     """The shape that `bytes_moved` is for, in words."""
     bytes_moved: int

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .float8 import dequantize
 from .registration import define_op
-from .triton_support import KernelSpec
+from .triton_support import KernelSpec, constants_of
 from .window_attention_triton import (
     OPERANDS,
     attend_kernel,
@@ -24,8 +24,11 @@ from .window_attention_triton import (
 
 # Slices of the cache start and end at multiples of it.
 _BLOCK = 64
-# The number of query rows of an SDPA call is a multiple of it.
-_ROWS = 4
+# The number of query rows of an SDPA call is a multiple of these. MKL's products take other paths for the rows that are
+# left over, in float32 on Intel processors from head size 128 on at up to 16 of them.
+_ROWS = {torch.float32: 16}
+_ROWS_OTHERWISE = 4
+_MOST_ROWS = 16
 
 
 def window_attention_reference(
@@ -89,7 +92,7 @@ def _chain_mask(group: int, capacity: int, dtype: torch.dtype) -> torch.Tensor:
     [64 * group + 3, capacity]: a row per token and head of a group, token by token, so that any run of tokens
     and any shorter context is a slice. Three rows more let a run be filled up to a multiple of 4.
     """
-    token = torch.arange(_BLOCK * group + _ROWS - 1) // group + capacity - _BLOCK
+    token = torch.arange(_BLOCK * group + _MOST_ROWS - 1) // group + capacity - _BLOCK
     hidden = torch.arange(capacity)[None, :] > token[:, None]
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
@@ -185,12 +188,13 @@ def _window_attention_cpu(
     """The CPU implementation: one SDPA call per row and 64-block of the cache that the row's tokens reach.
 
     So a token's result depends, bit for bit, on what it sees only, and not on how many tokens its window has:
-    its own block decides where the slice of the cache ends, and the number of query rows is a multiple of 4,
-    since MKL takes other paths for other numbers. Plain decoding and verification then agree.
+    its own block decides where the slice of the cache ends, and the number of query rows is a multiple of `_ROWS`.
+    Plain decoding and verification then agree.
     """
     width, num_heads, head_dim = query.shape
     num_kv_heads, value_dim = value_cache.shape[1], value_cache.shape[3]
     group = num_heads // num_kv_heads
+    multiple = _ROWS.get(query.dtype, _ROWS_OTHERWISE)
     grouped = query.view(width, num_kv_heads, group, head_dim)
     output: torch.Tensor | None = None
     bounds = cu_tokens.tolist()
@@ -216,7 +220,7 @@ def _window_attention_cpu(
                 oldest = min(numbers[begin:end]) // _BLOCK * _BLOCK - sliding_window + 1
                 left = max(min(oldest, start), 0) // _BLOCK * _BLOCK
             tokens, length = end - begin, stop - left
-            rows = -(-tokens * group // _ROWS) * _ROWS
+            rows = -(-tokens * group // multiple) * multiple
             if row_ancestors is None and (sliding_window == 0 or max(numbers[begin:end]) < sliding_window):
                 capacity = max(1024, 1 << (stop - 1).bit_length())
                 offset = (reach[begin] % _BLOCK * group + 1) * capacity - length
@@ -284,6 +288,7 @@ def kernel_specs() -> list[KernelSpec]:
         specs += _specs(f"{size}, bf16", "bf16", size, size, **verify, with_combine=size in (64, 96, 128, 256))
         if size <= 128:  # larger ones have the same tiles in a prefill
             specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **prefill, with_combine=size == 128)
+    specs += _specs("512, bf16", "bf16", 512, 512, heads=(16, 2), **verify)
     specs += _specs("128, fp16", "fp16", 128, 128, **verify)
     specs += _specs("128, fp32", "fp32", 128, 128, **verify)
     specs += _specs("128, fp32, prefill", "fp32", 128, 128, **prefill)
@@ -332,7 +337,8 @@ def _specs(
     options = launch_options(constants, element, False)
     shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
     shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
-    shared |= {"context": "i32:16", "partial_size": "i32:16"}
+    shared |= dict.fromkeys(["context", "partial_size", "split_size", "num_splits"], "i32")
+    shared |= {"num_heads": "i32", "group": "i32"}
     absent: dict[str, Any] = {"SLIDING": sliding}
     if tree:
         shared["ancestors"] = "*i64"
@@ -348,18 +354,18 @@ def _specs(
     arguments |= {"scale": "fp32", "soft_cap": "fp32"}
     for stride in ("query_", "query_head_", "key_slot_", "key_head_", "key_", "value_slot_", "value_head_", "value_"):
         arguments[f"{stride}stride"] = "i32:16"
-    full = constants | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
+    full = constants_of(constants) | absent | {"SOFT_CAP": cap, "OPERAND": OPERANDS[kind]}
     if float8:
         arguments["key_scale"] = "*fp32"
     else:
         full["key_scale"] = None
-    if constants["NUM_SPLITS"] == 1:
+    if constants["num_splits"] == 1:
         del arguments["partial"]
         full["partial"] = None
     heads_moved = width * num_heads * (key_dim + value_dim) * element
     cached = rows * length * num_kv_heads * (key_dim + value_dim) * (1 if float8 else element)
-    splits = -(-length // constants["SPLIT"])
-    parts = width * num_heads * splits * (value_dim + 2) * 4 if constants["NUM_SPLITS"] > 1 else 0
+    splits = -(-length // constants["split_size"])
+    parts = width * num_heads * splits * (value_dim + 2) * 4 if constants["num_splits"] > 1 else 0
     shape = f"{rows} x {width // rows} tokens, {num_heads}/{num_kv_heads} heads, {length} cached"
     attend = KernelSpec(
         op="window_attention",
@@ -372,20 +378,19 @@ def _specs(
         num_warps=options["num_warps"],
         hip_num_warps=launch_options(constants, element, True)["num_warps"],
         num_stages=options["num_stages"],
-        maxnreg=options["maxnreg"],
         # Float32 latents, wanted only for exactness, pass the smallest limit on NVIDIA, which allows more, and on AMD
         # have two registers' worth of accumulators.
         max_shared=(72 if kind == "fp32" and key_dim > 256 else 64) * 1024,
         max_registers=512 if kind == "fp32" and key_dim > 256 else 255,
     )
-    if constants["NUM_SPLITS"] == 1 or not with_combine:
+    if constants["num_splits"] == 1 or not with_combine:
         return [attend]
     combine = KernelSpec(
         op="window_attention",
         variant=f"{variant}: combine",
         kernel=combine_kernel,
         arguments=shared,
-        constants=combine_config(constants) | absent,
+        constants=constants_of(combine_config(constants)) | absent,
         num_stages=3,
         shape=shape,
         bytes_moved=parts + width * num_heads * value_dim * element,

@@ -12,15 +12,24 @@ from typing import Any
 import torch
 
 from .float8 import FLOAT8, check_cache_scales, decode_e4m3
-from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, round_to, tl, workspace
+from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, on_amd, round_to, row_range, tl
+from .workspace import workspace
 
 _PROGRAMS = 512
 """How many programs a launch aims at when it chooses the number of splits: a few per multiprocessor of a large GPU."""
 _MAX_SPLITS = 128
 OPERANDS: dict[str, Any] = {} if tl is None else {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 """Types in which products are taken."""
-MAX_REGISTERS = 255
-"""Passed to ptxas, which would rather spill a little than put fewer blocks on a multiprocessor."""
+_SIZES = (
+    "sliding_window",
+    "num_rows",
+    "context",
+    "partial_size",
+    "split_size",
+    "num_splits",
+    "num_heads",
+    "group",
+)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,7 +46,7 @@ def _load_keys(cache, places, stride, loaded, FIRST: tl.constexpr, SIZE: tl.cons
     return x.to(operand)
 
 
-@jit
+@jit(unspecialized=_SIZES)
 def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     query,
     key_cache,
@@ -65,8 +74,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     value_head_stride,
     value_stride,
     partial_size,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    split_size,
+    num_splits,
+    num_heads,
+    group,
     ROWS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_1: tl.constexpr,
@@ -76,8 +87,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     VALUE_2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SLIDING: tl.constexpr,
     OPERAND: tl.constexpr,
@@ -90,7 +99,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     rows = tl.arange(0, ROWS)
     begins = tl.load(cu_tokens + rows, mask=rows < num_rows, other=0)
     ends = tl.load(cu_tokens + rows + 1, mask=rows < num_rows, other=0)
-    tiles = ((ends - begins) * GROUP + BLOCK_M - 1) // BLOCK_M
+    tiles = ((ends - begins) * group + BLOCK_M - 1) // BLOCK_M
     tiles_through = tl.cumsum(tiles, 0)
     row = tl.sum((tiles_through <= tile).to(tl.int32), 0)
     # The grid has a tile for the worst way that tokens can lie in rows.
@@ -103,8 +112,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     slot = tl.load(slot_of_row + row).to(tl.int64)
 
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    own = pair // GROUP
-    head = kv_head * GROUP + pair % GROUP
+    own = pair // group
+    head = kv_head * group + pair % group
     real = own < count
     token = first + tl.minimum(own, count - 1)
     stop = start + (tl.minimum(tl.max(own, 0), count - 1) + 1 if ancestors is None else count)
@@ -113,8 +122,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     query_position = tl.load(positions + token)
     if SLIDING:
         left = tl.minimum(tl.maximum(tl.min(query_position, 0) - sliding_window + 1, 0), start)
-    begin = tl.maximum(split * SPLIT, left // BLOCK_N * BLOCK_N)
-    end = tl.minimum(split * SPLIT + SPLIT, stop)
+    begin = tl.maximum(split * split_size, left // BLOCK_N * BLOCK_N)
+    end = tl.minimum(split * split_size + split_size, stop)
     if begin >= end:
         return
 
@@ -177,8 +186,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
 
     value_1_at = tl.arange(0, VALUE_1)
     mask_1 = real[:, None] & (value_1_at < VALUE_DIM)[None, :]
-    place_of = (token * NUM_HEADS + head).to(tl.int64)
-    if NUM_SPLITS == 1:
+    place_of = (token * num_heads + head).to(tl.int64)
+    if partial is None:
         factor = 1.0 / tl.where(total > 0.0, total, 1.0)
         if value_scale is not None:
             factor *= tl.load(value_scale + kv_head)
@@ -191,7 +200,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
             tl.store(target + value_2_at[None, :], round_to(sum_2 * factor[:, None], kind), mask=mask_2)
     else:
         # The workspace: the sums of values, then the maxima, then the sums of weights.
-        part = place_of * NUM_SPLITS + split
+        part = place_of * num_splits + split
         target = partial + part[:, None] * VALUE_DIM
         tl.store(target + value_1_at[None, :], sum_1, mask=mask_1)
         if VALUE_2 > 0:
@@ -203,7 +212,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         tl.store(maxima + partial_size + part, total, mask=real)
 
 
-@jit
+@jit(unspecialized=_SIZES)
 def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     positions,
     cu_tokens,
@@ -216,13 +225,13 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     num_rows,
     context,
     partial_size,
-    NUM_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    num_heads,
+    group,
+    split_size,
+    num_splits,
     ROWS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     SLIDING: tl.constexpr,
 ):
@@ -231,7 +240,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK_VALUE)
     inside = at < VALUE_DIM
-    target = output + (token * NUM_HEADS + head).to(tl.int64) * VALUE_DIM + at
+    target = output + (token * num_heads + head).to(tl.int64) * VALUE_DIM + at
     kind: tl.constexpr = output.dtype.element_ty
     rows = tl.arange(0, ROWS)
     ends = tl.load(cu_tokens + rows + 1, mask=rows < num_rows, other=2147483647)
@@ -249,13 +258,15 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         left = tl.minimum(tl.maximum(tl.load(positions + token) - sliding_window + 1, 0), start)
 
     maxima = partial + partial_size.to(tl.int64) * VALUE_DIM
-    part = (token * NUM_HEADS + head).to(tl.int64) * NUM_SPLITS
+    part = (token * num_heads + head).to(tl.int64) * num_splits
     maximum = float("-inf")
     total = 0.0
     result = tl.zeros((BLOCK_VALUE,), tl.float32)
-    for block in range(left // SPLIT // BLOCK_SPLITS * BLOCK_SPLITS, (stop + SPLIT - 1) // SPLIT, BLOCK_SPLITS):
+    for block in range(
+        left // split_size // BLOCK_SPLITS * BLOCK_SPLITS, (stop + split_size - 1) // split_size, BLOCK_SPLITS
+    ):
         split = block + tl.arange(0, BLOCK_SPLITS)
-        seen = (split * SPLIT + SPLIT > left) & (split * SPLIT < stop)
+        seen = (split * split_size + split_size > left) & (split * split_size < stop)
         highest = tl.load(maxima + part + split, mask=seen, other=float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(highest, 0))
         finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -272,7 +283,7 @@ def combine_kernel(  # type: ignore[no-untyped-def]  # noqa: D103
         maximum = new_maximum
     factor = 1.0 / tl.where(total > 0.0, total, 1.0)
     if value_scale is not None:
-        factor *= tl.load(value_scale + head // GROUP)
+        factor *= tl.load(value_scale + head // group)
     tl.store(target, round_to(result * factor, kind), mask=inside)
 
 
@@ -296,7 +307,7 @@ def launch_config(
     value_dim: int,
     bytes_each: int,
 ) -> dict[str, int]:
-    """The constants of `attend_kernel`, of which none depends on a length.
+    """The constants of `attend_kernel` and the sizes of its splits, of which none depends on a length.
 
     The blocks are the largest that spill on none of the targets in `compile_report`.
 
@@ -323,35 +334,36 @@ def launch_config(
     wanted = min(_MAX_SPLITS, -(-_PROGRAMS // (tiles * num_kv_heads)))
     split = -(-context // (wanted * 64)) * 64
     constants = {
-        "NUM_HEADS": num_heads,
-        "GROUP": group,
-        "ROWS": next_power_of_2(rows),
+        "num_heads": num_heads,
+        "group": group,
+        "ROWS": row_range(rows),
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "SPLIT": split,
-        "NUM_SPLITS": -(-context // split),
+        "split_size": split,
+        "num_splits": -(-context // split),
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
     }
     constants["KEY_1"], constants["KEY_2"] = _parts(key_dim)
-    constants["VALUE_1"], constants["VALUE_2"] = _parts(value_dim)
+    # The halves of float32 latents, as one product, would not fit in registers either.
+    large = bytes_each == 4 and value_dim == 512
+    constants["VALUE_1"], constants["VALUE_2"] = (256, 256) if large else _parts(value_dim)
     return constants
 
 
 def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dict[str, int]:
-    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, where float32 latents need room."""
-    large = bytes_each == 4 and constants["KEY_DIM"] > 256
-    options = {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
-    return options if hip else options | {"maxnreg": MAX_REGISTERS}
+    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, for large heads of float32."""
+    large = bytes_each == 4 and constants["KEY_DIM"] >= 256
+    return {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
 
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:
     """The constants of the second launch, from those of the first."""
-    names = ("NUM_HEADS", "GROUP", "ROWS", "VALUE_DIM", "SPLIT", "NUM_SPLITS")
+    names = ("ROWS", "VALUE_DIM", "split_size", "num_splits", "num_heads", "group")
     block = next_power_of_2(constants["VALUE_DIM"])
     return {name: constants[name] for name in names} | {
         "BLOCK_VALUE": block,
-        "BLOCK_SPLITS": min(next_power_of_2(constants["NUM_SPLITS"]), max(2, 2048 // block)),
+        "BLOCK_SPLITS": max(2, 2048 // block),
     }
 
 
@@ -434,8 +446,8 @@ def window_attention_triton(
         value_dim=value_dim,
         bytes_each=bytes_each,
     )
-    options = launch_options(constants, bytes_each, torch.version.hip is not None)
-    num_splits, block_m = constants["NUM_SPLITS"], constants["BLOCK_M"]
+    options = launch_options(constants, bytes_each, on_amd())
+    num_splits, block_m = constants["num_splits"], constants["BLOCK_M"]
     partial_size = width * num_heads * num_splits
     partial: torch.Tensor | None = None
     if num_splits == 1:
@@ -445,7 +457,7 @@ def window_attention_triton(
         partial = workspace("window_attention", partial_size * (value_dim + 2), torch.float32, device)
     if key_scale is not None:
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-    tiles = (width * constants["GROUP"] + rows * (block_m - 1)) // block_m
+    tiles = (width * constants["group"] + rows * (block_m - 1)) // block_m
     attend_kernel[(tiles, num_kv_heads, num_splits)](
         query,
         key_cache,

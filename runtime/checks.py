@@ -29,8 +29,9 @@ def check_number(
     """Raises `error` unless `value` is a finite number in [low, high], or in (low, high]."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not low <= value <= high or (value == low and not low_included):
+        least = "of at least" if low_included else "above"
         left = "[" if low_included else "("
-        accepted = f"in {left}{low:g}, {high:g}]" if high < math.inf else f"a finite number of at least {low:g}"
+        accepted = f"in {left}{low:g}, {high:g}]" if high < math.inf else f"a finite number {least} {low:g}"
         raise error(f"{name} must be {accepted}, got {value!r}")
 
 

@@ -1,4 +1,4 @@
-"""The command line: `draftgraph demo`, `generate`, `profile`, `fetch`, `inspect` and `doctor`."""
+"""The command line: `demo`, `generate`, `bench`, `profile`, `plan`, `gate`, `fetch`, `inspect` and `doctor`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from .cli_bench import bench
 from .cli_demo import demo
 from .cli_doctor import doctor
 from .cli_fetch import fetch
+from .cli_gate import gate
 from .cli_generate import generate
 from .cli_inspect import inspect
+from .cli_plan import plan
 from .cli_profile import profile
 
 app = typer.Typer(
@@ -21,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, profile, fetch, inspect, doctor):
+for command in (demo, generate, bench, profile, plan, gate, fetch, inspect, doctor):
     app.command()(command)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from ..model_zoo.checkpoint import read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
+from ..profiling.speed_model import expected_tokens
 from .models import resolve_model
-from .plan_model import expected_speedup
 from .progress import ProgressCallback
 from .speculative_config import SpeculativeConfig
 from .speculative_methods import METHODS
@@ -79,7 +79,7 @@ def check_draft(
     cost = weights_per_token(draft.config) / weights_per_token(target)
     depth = config.num_speculative_tokens or 0
     if cost >= 1.0:
-        best, likely = (expected_speedup(a, depth, draft_cost=cost) for a in (1.0, _LIKELY_ACCEPTANCE))
+        best, likely = (expected_tokens(a, depth) / (1.0 + depth * cost) for a in (1.0, _LIKELY_ACCEPTANCE))
         logger.warning(
             "the draft model %s is not smaller than the target: each of its %d drafts per round reads %.2f times the "
             "weights of a target pass, so decoding would run at %.2f times the plain speed if every draft were "

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ class Engine:
         self.tokenizer = target.tokenizer
         self.model_path: Path = target.path
         """The local directory of the weights in use."""
-        self.model_sizes: ModelSizes = model_sizes(target.config)
-        """What the floor counts with."""
+        self._decoder_config = target.config
         self._lock = threading.RLock()
         self._closed = False
         if wanted():
@@ -165,6 +165,14 @@ class Engine:
         self._submit(requests)
         return TokenStream(self, requests)
 
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids that a prompt is fed as; raises `RequestError` as `generate` does."""
+        self._require_open()
+        target = self._target
+        return encode_prompt(
+            prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
+        )
+
     def warmup(self, progress: Progress | None = None) -> CaptureReport:
         """Compiles every step of every program, and captures it where the executor does, so that nothing is later.
 
@@ -198,6 +206,11 @@ class Engine:
                 if not self._closed:
                     self._core.detach(observer)
 
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """What the floor counts with; an `UnsupportedModelError` for models with parts that it does not count."""
+        return model_sizes(self._decoder_config)
+
     def round_costs(self, shape: RoundShape) -> dict[str, StepCost]:
         """The least that each phase of a round of this engine must move and compute; `shape` gives the dtypes."""
         with self._lock:
@@ -225,11 +238,7 @@ class Engine:
 
     def _requests(self, prompt: Any, params: SamplingParams) -> list[Request]:
         """The requests of one prompt, `params.n` of them."""
-        self._require_open()
-        target = self._target
-        ids = encode_prompt(
-            prompt, self.tokenizer, vocab_size=target.config.vocab_size, max_model_len=target.max_model_len
-        )
+        ids, target = self.encode(prompt), self._target
         stop = (*(() if params.ignore_eos else target.config.eos_token_ids), *params.stop_token_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [

@@ -56,10 +56,22 @@ class LoadedModel:
     draft: LoadedDraft | None = None
 
 
-def load_target(
+def check_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[Path, DecoderConfig, int]:
+    """Resolves a target model and checks it against the settings, cheapest checks first; no weight is read.
+
+    Returns:
+        Its local directory, its config, and the most tokens of a sequence.
+    """
+    path, decoder, max_model_len, _ = _find_models(name, config, progress)
+    return path, decoder, max_model_len
+
+
+def _find_models(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
-) -> LoadedModel:
-    """Resolves, checks and loads a target model and its draft model, cheapest checks first."""
+) -> tuple[Path, DecoderConfig, int, DraftSource | None]:
+    """What `check_target` returns, and the draft model if the method has one."""
     config.speculative.require_available()
     _check_executor(config)
     num_drafts = config.speculative.num_speculative_tokens or 0
@@ -78,6 +90,14 @@ def load_target(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
         )
+    return path, decoder, max_model_len, draft
+
+
+def load_target(
+    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
+) -> LoadedModel:
+    """Resolves, checks and loads a target model and its draft model."""
+    path, decoder, max_model_len, draft = _find_models(name, config, progress)
     tokenizer = load_tokenizer(path)
     mapping = None if draft is None else check_draft(draft, path, decoder, config.speculative)
 

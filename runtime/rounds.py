@@ -10,16 +10,17 @@ While(running)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..graphs import DecodeState, Node, Program, Sequence, Step, Switch, While
+from ..graphs import DecodeState, Node, Program, Sequence, Step, Switch, While, map_steps
 from ..kernels.commit import commit
 from ..kernels.pack_window import pack_prefill, pack_window
 from ..kernels.plan_window import plan_window
 from ..kernels.record_logprobs import record_logprobs
 from ..kernels.window import Window
+from ..kernels.workspace import WorkspacePool
 from ..model_zoo.decoder import DecoderModel, KvCache
 from .speculators import BaseSpeculator
 from .verification import VerificationPolicy
@@ -51,6 +52,8 @@ class RoundBuilder:
     ) -> None:
         self._model, self._cache, self._state = model, cache, state
         self._speculator, self._policy = speculator, policy
+        self.workspaces = WorkspacePool()
+        """The engine's: every step of every program runs inside it."""
 
     def round(
         self,
@@ -79,7 +82,7 @@ class RoundBuilder:
         if logprobs is not None:
             nodes.append(self._record(bucket, logprobs))
         nodes.append(self._commit(bucket, detailed))
-        return Program(f"round[{bucket}]", While(state.running, Sequence(*nodes)), state)
+        return self._program(f"round[{bucket}]", While(state.running, Sequence(*nodes)))
 
     def prefill(self, width: int) -> Program:
         """Writes the KV of one chunk of the prompt in slot `prefill_slot`, positions `prefill_range`: the target's,
@@ -116,13 +119,23 @@ class RoundBuilder:
             if speculator is not None:
                 speculator.prefill(s, window, hidden)
 
-        return Program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk), state)
+        return self._program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk))
 
     def clear_cache(self, slot: int) -> None:
         """Zeroes the KV of a slot, the drafter's too."""
         self._cache.clear(slot)
         if self._speculator is not None:
             self._speculator.clear(slot)
+
+    def _program(self, name: str, root: Node) -> Program:
+        return Program(name, map_steps(root, self._in_workspaces), self._state)
+
+    def _in_workspaces(self, step: Step) -> Step:
+        def run(state: DecodeState) -> None:
+            with self.workspaces:
+                step.fn(state)
+
+        return replace(step, fn=run)
 
     def _budget(self, bucket: int, widths: tuple[int, ...]) -> Step:
         width_table = torch.tensor(widths, dtype=torch.int32).to(self._state.device)

@@ -62,9 +62,9 @@ def measure_bandwidth(device: torch.device, megabytes: int = 512) -> float:
 
 
 def weight_bytes(model: DecoderModel) -> int:
-    """What one pass reads: every matrix, and of the embedding table a few rows only."""
+    """What one pass of a dense model reads: every matrix, and of the embedding table a few rows only."""
     weights = model.weights
-    tensors = [t for layer in weights.layers for t in layer if t is not None] + [weights.head]
+    tensors = [t for layer in weights.layers for t in layer if isinstance(t, torch.Tensor)] + [weights.head]
     element = torch.empty(0, dtype=model.dtype).element_size()
     return sum(tensor.numel() for tensor in tensors) * element
 

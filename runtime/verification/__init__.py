@@ -1,6 +1,6 @@
 """Rules that decide which drafts stand, one file each."""
 
 from .base import VerificationPolicy
-from .registry import create_policy
+from .registry import create_policy, repeats_plain_text
 
-__all__ = ["VerificationPolicy", "create_policy"]
+__all__ = ["VerificationPolicy", "create_policy", "repeats_plain_text"]

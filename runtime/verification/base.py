@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ...graphs import DecodeState
 from ...kernels.sample_target import sample_target
@@ -16,6 +16,8 @@ class VerificationPolicy(ABC):
     """
 
     name: ClassVar[str]
+    repeats_plain_text: ClassVar[Literal["always", "greedy", "never"]] = "greedy"
+    """At which temperatures a seed gives the text that it gives without drafts, up to rounding."""
 
     def allocate(self, state: DecodeState) -> None:  # noqa: B027 - most rules keep nothing
         """Allocates what the rule keeps on the device, once, for the engine's `state`."""

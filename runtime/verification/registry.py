@@ -31,3 +31,9 @@ _POLICIES: dict[str, Callable[[SpeculativeConfig], VerificationPolicy]] = {
 def create_policy(config: SpeculativeConfig) -> VerificationPolicy:
     """The policy that `config` asks for."""
     return _POLICIES[config.rejection_sample_method](config)
+
+
+def repeats_plain_text(config: SpeculativeConfig, temperature: float) -> bool:
+    """Whether `config` promises the text that plain decoding gives for the same seed, up to rounding."""
+    promise = create_policy(config).repeats_plain_text
+    return promise == "always" or (promise == "greedy" and temperature == 0.0)

@@ -33,6 +33,7 @@ class SyntheticVerification(VerificationPolicy):
     """Draft i is accepted at its rate whatever the logits say. What it measures is speed at an acceptance."""
 
     name: ClassVar[str] = "synthetic"
+    repeats_plain_text = "never"
 
     _rates: torch.Tensor
 

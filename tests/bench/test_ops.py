@@ -28,6 +28,7 @@ from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
 from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.linear import linear
+from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
@@ -37,6 +38,7 @@ from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
 from draftgraph.kernels.suffix_propose import draft_budget, suffix_propose
 from draftgraph.kernels.window_attention import window_attention
+from draftgraph.kernels.workspace import WorkspacePool
 
 pytestmark = pytest.mark.bench
 
@@ -264,7 +266,24 @@ def forward() -> dict[str, OpCase]:
     }
 
 
+def mixtures() -> dict[str, OpCase]:
+    """Eight tokens, each with 8 of 128 experts of 2048 x 768: a layer of Qwen3-30B-A3B."""
+    hidden, inner, experts, top = 2048, 768, 128, 8
+    choices = [torch.randperm(experts)[:top] for _ in range(WIDTH)]
+    chosen, weights = torch.stack(choices).int().to(DEVICE), torch.rand(WIDTH, top, device=DEVICE)
+    gate_up, down = halves(experts, 2 * inner, hidden), halves(experts, hidden, inner)
+    x, rows = halves(WIDTH, hidden), ints(WIDTH)
+    parts = ("sort", "gate, up", "down", "sum")
+    return {
+        "moe_experts": OpCase(
+            lambda slot: moe_experts(x, chosen, weights, rows, gate_up, down, "silu"),
+            specs=[f"2048 x 768, bf16: {part}" for part in parts],
+        )
+    }
+
+
 GROUPS = {
+    "moe_experts": mixtures,
     "plan_window": planning,
     "budget_topk": planning,
     "pack_window": planning,
@@ -308,6 +327,12 @@ def graph_of(run: Callable[[int], object]) -> torch.cuda.CUDAGraph:
         for slot in range(REPEATS):
             run(slot)
     return graph
+
+
+@pytest.fixture(autouse=True)
+def _pool():
+    with WorkspacePool():
+        yield
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from draftgraph.kernels.triton_support import INTERPRETED, triton
+from draftgraph.kernels.workspace import WorkspacePool
 
 TIMEOUT_SECONDS = 600
 
@@ -54,3 +55,9 @@ def pytest_pycollect_makemodule(module_path, parent):
     if INTERPRETED:
         return None
     return InterpretedFile.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(autouse=True)
+def _pool():
+    with WorkspacePool():
+        yield

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect
 
-from draftgraph.kernels import sample_target_triton as sizes
+from draftgraph.kernels import vocabulary_parts as sizes
 from draftgraph.kernels.accept_standard import accept_standard_reference
 from draftgraph.kernels.accept_standard_triton import accept_standard_triton
 

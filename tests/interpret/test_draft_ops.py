@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_cases import assert_same_effect, refuses
 
-from draftgraph.kernels import sample_target_triton as sizes
+from draftgraph.kernels import vocabulary_parts as sizes
 from draftgraph.kernels.advance_draft import advance_draft_reference, advance_draft_triton
 from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax_triton
 from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, random_round
 
-from draftgraph.kernels import sample_target_triton as sizes
-from draftgraph.kernels.record_logprobs import record_logprobs_reference
+from draftgraph.kernels import vocabulary_parts as sizes
+from draftgraph.kernels.record_logprobs import record_logprobs, record_logprobs_reference
 from draftgraph.kernels.record_logprobs_triton import record_logprobs_triton
 
 
@@ -52,6 +52,15 @@ def test_random_rounds(seed, vocab, num_drafts, count, dtype, coarse):
     state.length[0] = state.shape.context - 1
     args = arguments(state, bucket, min(count, vocab))
     assert_same_effect(record_logprobs_triton, record_logprobs_reference, args)
+
+
+def test_a_logit_of_negative_zero_has_the_log_probability_zero():
+    state, bucket = random_round(6, vocab=1, num_drafts=2, dtype=torch.float32)
+    state.logits.fill_(-0.0)
+    for count in (0, 1):
+        args = arguments(state, bucket, count)
+        assert_same_effect(record_logprobs_triton, record_logprobs_reference, args)
+        assert_same_effect(record_logprobs, record_logprobs_reference, args)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, random_round, set_sampling_parameters
 
-from draftgraph.kernels import sample_target_triton as kernels
+from draftgraph.kernels import vocabulary_parts as kernels
 from draftgraph.kernels.sample_target import sample_target_reference
 from draftgraph.kernels.sample_target_triton import sample_target_triton
 

@@ -58,6 +58,24 @@ def test_trees_of_64_nodes(seed):
     check(WindowCase([64], [65 * seed % 128], seed=seed, tree=True, context=256), dtype=torch.float32)
 
 
+SHAPES = {
+    "chain": lambda j: j - 1,
+    "star": lambda j: 0,
+    "binary": lambda j: (j - 1) // 2,
+    "comb": lambda j: max(j - 2, 0) if j % 2 else j - 1,
+    "two chains": lambda j: max(j - 2, 0),
+    "brush at the end": lambda j: min(j - 1, 31),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_a_tree_of_64_nodes(shape):
+    """The last node's bit is the sign of its mask."""
+    case = WindowCase([64], [63], tree=True, parent_of=SHAPES[shape], context=192)
+    assert (case.ancestors < 0).any()
+    check(case, dtype=torch.bfloat16 if shape == "binary" else torch.float32)
+
+
 @settings(max_examples=6, deadline=None)
 @given(counts=st.lists(st.integers(1, 64), min_size=1, max_size=2), seed=st.integers(0, 2**20))
 def test_random_trees(counts, seed):

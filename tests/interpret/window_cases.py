@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,8 @@ class WindowCase:
     context: int = 192
     seed: int = 0
     tree: bool = False
+    parent_of: Callable[[int], int] | None = None
+    """With `tree`, the parent of node j above 0, below j; random by default."""
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self):
@@ -54,8 +57,11 @@ class WindowCase:
             self.positions[begin : begin + count] = base + torch.tensor(depths, dtype=torch.int32)
 
     def random_tree(self, count):
-        """Parents and depths of a random tree whose nodes come after their parents."""
-        parents = [int(torch.randint(0, max(j, 1), (1,), generator=self.generator)) for j in range(count)]
+        """Parents and depths of a tree whose nodes come after their parents."""
+        if self.parent_of is None:
+            parents = [int(torch.randint(0, max(j, 1), (1,), generator=self.generator)) for j in range(count)]
+        else:
+            parents = [self.parent_of(j) if j else 0 for j in range(count)]
         depths = [0] * count
         for j in range(1, count):
             depths[j] = depths[parents[j]] + 1

@@ -99,7 +99,9 @@ def test_two_fixed_rounds_are_in_flight_and_one_that_must_be_chosen(switch):
     for _ in executor.rounds(world.program):
         pass
     executor.close()
-    assert executor.stream.most_queued == (1 if switch else IN_FLIGHT)
+    # The thread counts a launch as ended a moment after the host may have learned of its end.
+    wanted = 1 if switch else IN_FLIGHT
+    assert executor.stream.most_queued in (wanted, wanted + 1)
     # With a switch: one launch of what comes before it. Without: at most one round after the last.
     assert executor.driver.launches in ((11,) if switch else (10, 11))
     assert world.outcome() == expected(10, switch=switch)

@@ -36,12 +36,14 @@ class WorkerStream:
         self.raw = self
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._queued = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        self._queued += 1
-        self.most_queued = max(self.most_queued, self._queued)
+        with self._lock:
+            self._queued += 1
+            self.most_queued = max(self.most_queued, self._queued)
         self._work.put(call)
 
     def record(self) -> WorkerEvent:
@@ -65,7 +67,8 @@ class WorkerStream:
             except BaseException as error:
                 self.error = error
             if getattr(call, "__name__", "") == "launch":
-                self._queued -= 1
+                with self._lock:
+                    self._queued -= 1
             self._work.task_done()
 
 

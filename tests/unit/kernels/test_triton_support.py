@@ -8,22 +8,16 @@ import sys
 import pytest
 import torch
 
-from draftgraph.kernels.triton_support import check_tensor, next_power_of_2, workspace
+from draftgraph.kernels.triton_support import check_tensor, draft_range, next_power_of_2, row_range
 
 
 def test_next_power_of_2():
     assert [next_power_of_2(size) for size in (0, 1, 2, 3, 4, 5, 576)] == [1, 1, 2, 4, 4, 8, 1024]
 
 
-def test_a_workspace_is_one_buffer_per_name_type_and_size_class():
-    cpu = torch.device("cpu")
-    buffer = workspace("test op", 100, torch.float32, cpu)
-    assert buffer.numel() == 128
-    assert workspace("test op", 128, torch.float32, cpu) is buffer
-    assert workspace("test op", 129, torch.float32, cpu) is not buffer
-    assert workspace("another op", 100, torch.float32, cpu) is not buffer
-    assert workspace("test op", 100, torch.int32, cpu) is not buffer
-    assert workspace("test op", 65, torch.float32, cpu) is buffer
+def test_ranges_of_rows_and_drafts_have_few_sizes():
+    assert [row_range(rows) for rows in (1, 2, 12, 16, 17)] == [1, 16, 16, 16, 32]
+    assert [draft_range(drafts) for drafts in (0, 7, 8, 63)] == [8, 8, 16, 64]
 
 
 def test_a_launch_on_cpu_tensors_is_refused_outside_the_interpreter():

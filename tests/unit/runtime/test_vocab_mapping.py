@@ -13,7 +13,6 @@ from small_tokenizers import byte_level, tiktoken_like, word_piece
 
 from draftgraph.runtime.errors import ConfigError
 from draftgraph.runtime.models import cached_model
-from draftgraph.runtime.plan_model import expected_speedup, expected_tokens
 from draftgraph.runtime.token_texts import Notation, read_vocabulary
 from draftgraph.runtime.tokenizer_files import load_tokenizer, tokenizer_hash
 from draftgraph.runtime.vocab_mapping import build_mapping, load_mapping
@@ -185,10 +184,3 @@ def test_ten_thousand_tokens_of_real_vocabularies(smollm2_path, swapped):
     mapping = mapped(target, draft)
     assert mapping.shared > 40_000
     assert_pairs_agree(target, draft, mapping, 10_000)
-
-
-def test_the_plan_model():
-    assert [round(expected_tokens(a, 4), 2) for a in (0.5, 0.7, 0.9, 1.0)] == [1.94, 2.77, 4.10, 5.0]
-    costs = {"verify_cost": 1.2, "state_cost": 0.2}
-    assert expected_speedup(0.8, 4, draft_cost=0.1, **costs) == pytest.approx(1.868, abs=5e-4)
-    assert expected_speedup(0.9, 4, draft_cost=0.3, **costs) == pytest.approx(1.575, abs=5e-4)

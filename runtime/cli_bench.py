@@ -1,0 +1,182 @@
+"""`draftgraph bench`: speculative configs against plain decoding, and against a peer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .cli_support import EXIT_FAILED, EXIT_INTERRUPTED, DebugOption, engine_class, readable_errors, standard_output
+from .errors import ConfigError
+from .progress import terminal_progress
+from .speculative_config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from .bench.report import BenchReport
+
+PROMPTS, LOAD, ENGINE, OUTPUT = "Prompts", "Load", "Engine", "Output"
+
+
+@readable_errors
+def bench(
+    model: Annotated[str, typer.Argument(help="An alias (smollm2-135m), a hub id, a GGUF file or a directory.")],
+    speculative: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A speculative config as JSON; repeatable. Plain decoding is always measured beside them. "
+            "Default: ngram with 4 and with 8 drafts."
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="echo, chat, code, humaneval, mtbench, or a .jsonl file; repeatable. Default: echo and chat.",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="The most prompts of a set.", rich_help_panel=PROMPTS)] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=PROMPTS)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampling and of arrivals.", rich_help_panel=PROMPTS)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", rich_help_panel=PROMPTS)] = 80,
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--stop-at-eos",
+            help="Whether every answer goes on to --max-tokens. Default: only where the methods' texts differ by "
+            "design, sampled and not coupled.",
+            rich_help_panel=PROMPTS,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests under way at once, 1 to 16. Default: 1.", rich_help_panel=LOAD)
+    ] = None,
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second, at random times, instead of --concurrency.", rich_help_panel=LOAD),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="How often every prompt is asked.", rich_help_panel=LOAD)] = 2,
+    timeout: Annotated[float, typer.Option(help="The most seconds of an answer.", rich_help_panel=LOAD)] = 120.0,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="transformers: the same prompts through its generate, side by side.")
+    ] = None,
+    assistant: Annotated[str | None, typer.Option(help="A draft model for the peer.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.", rich_help_panel=ENGINE)] = "auto",
+    device: Annotated[str, typer.Option(help="Where to run, or auto.", rich_help_panel=ENGINE)] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="The most tokens, prompt and answer.", rich_help_panel=ENGINE)
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Plain and speculative decoding at one width.", rich_help_panel=ENGINE)
+    ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the model.", rich_help_panel=ENGINE)
+    ] = True,
+    executor: Annotated[str, typer.Option(help="loop, round, host or auto.", rich_help_panel=ENGINE)] = "auto",
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write everything to this file, as JSON.", rich_help_panel=OUTPUT)
+    ] = None,
+    html_file: Annotated[
+        str | None, typer.Option("--html", help="Write a page with plots to this file.", rich_help_panel=OUTPUT)
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Measure speculative configs against plain decoding, in turns in one process.
+
+    Ctrl-C ends it early: what was measured is kept, and the report says that it is partial.
+    """
+    outputs = _checked_outputs(json_file, html_file)
+    # What follows needs torch, which takes seconds to import.
+    from .bench.options import DEFAULT_PROMPT_SETS, DEFAULT_SPECULATIVE, BenchOptions
+    from .bench.session import Bench
+    from .bench.tables import show
+
+    options = BenchOptions(
+        speculative=tuple(map(SpeculativeConfig.parse, speculative)) if speculative else DEFAULT_SPECULATIVE,
+        prompt_sets=tuple(prompts or DEFAULT_PROMPT_SETS),
+        limit=limit,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        concurrency=concurrency,
+        arrival_rate=arrival_rate,
+        repeats=repeats,
+        timeout=timeout,
+        peers=tuple(peer or ()),
+        assistant=assistant,
+    )
+    engine_options = {
+        "dtype": dtype,
+        "device": device,
+        "max_model_len": max_model_len,
+        "exact": exact,
+        "compile": compile_,
+        "executor": executor,
+    }
+    console = standard_output()
+    # Only the tables may reach standard output, whatever a library prints.
+    with contextlib.redirect_stdout(sys.stderr), terminal_progress() as progress:
+        ready = Bench.prepare(model, options, engine_options, progress)
+        report = ready.run(progress, engine_class().from_pretrained)
+    show(report, console)
+    _write(report, outputs)
+    for kind, file in outputs.items():
+        typer.echo(f"{kind}: {file}", err=True)
+    if report.partial:
+        typer.echo("interrupted: the result is partial", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    wrong = report.broken_promises()
+    if wrong:
+        typer.echo(f"error: other text than plain decoding: {', '.join(wrong)}", err=True)
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _checked_outputs(json_file: str | None, html_file: str | None) -> dict[str, Path]:
+    """The files to write, by kind; a bench that takes minutes must not find at its end that it cannot write them."""
+    outputs = {kind: Path(name) for kind, name in (("JSON", json_file), ("HTML", html_file)) if name is not None}
+    for kind, file in outputs.items():
+        if file.is_dir():
+            raise ConfigError(f"the {kind} file {str(file)!r} is a directory")
+        if not file.parent.is_dir():
+            raise ConfigError(f"the {kind} file {str(file)!r} cannot be written: there is no directory {file.parent}")
+        if not os.access(file.parent, os.W_OK):
+            raise ConfigError(f"the {kind} file {str(file)!r} cannot be written: {file.parent} is read-only for you")
+    if len({file.absolute() for file in outputs.values()}) < len(outputs):
+        raise ConfigError(f"the JSON and the HTML file are the same, {json_file!r}")
+    return outputs
+
+
+def _write(report: BenchReport, outputs: dict[str, Path]) -> None:
+    from .bench.html_page import render
+
+    def document() -> str:
+        return json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+
+    texts: dict[str, Any] = {"JSON": document, "HTML": lambda: render(report)}
+    for kind, file in outputs.items():
+        _write_whole(file, texts[kind]())
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Replaces the file's content whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
