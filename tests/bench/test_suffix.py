@@ -15,7 +15,9 @@ import torch
 from draftgraph.graphs import DecodeState, StateShape
 from draftgraph.kernels.window import Window
 from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
+from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.speculators.suffix import SuffixSpeculator
 
@@ -26,7 +28,7 @@ LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, SIZE = 30, 576, 1536, 9, 3, 64
 
 
 def verifier() -> DecoderModel:
-    """A decoder of SmolLM2-135M's shape in bfloat16; all layers share their weights' memory, which favours it."""
+    """A decoder of SmolLM2-135M's shape in bfloat16, with random weights."""
     config = DecoderConfig(
         model_type="llama",
         vocab_size=VOCAB,
@@ -38,22 +40,17 @@ def verifier() -> DecoderModel:
         head_dim=SIZE,
         norm_eps=1e-5,
         max_position_embeddings=CONTEXT,
+        attention_scale=SIZE**-0.5,
+        layer_types=("full_attention",) * LAYERS,
+        tie_word_embeddings=True,
         rope=(("full_attention", RopeConfig(dim=SIZE, theta=10000.0)),),
     )
 
-    def normal(*shape: int) -> torch.Tensor:
-        return (0.02 * torch.randn(shape)).bfloat16()
-
-    layer = LayerWeights(
-        attention_norm=normal(HIDDEN),
-        qkv=normal(config.qkv_size, HIDDEN),
-        output=normal(HIDDEN, HEADS * SIZE),
-        mlp_norm=normal(HIDDEN),
-        gate_up=normal(2 * INNER, HIDDEN),
-        down=normal(HIDDEN, INNER),
-    )
-    table = normal(VOCAB, HIDDEN)
-    return DecoderModel(config, DecoderWeights(table, (layer,) * LAYERS, normal(HIDDEN), table))
+    placements = decoder_placements(config, FAMILIES[config.model_type].layer_norms)
+    builder = WeightBuilder(config, placements, dtype=torch.bfloat16, device="cpu")
+    for name, placement in placements.items():
+        builder.add(name, 0.02 * torch.randn(placement.shape))
+    return DecoderModel(config, builder.build())
 
 
 def test_proposing_costs_under_a_twentieth_of_a_verify(benchmark):
