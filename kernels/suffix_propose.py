@@ -113,7 +113,7 @@ def suffix_propose_reference(
             for depth in range(1, min(own_depth, end + 1) + 1):
                 _enter(row, end, depth, heads[slot], tree[slot], shift)
         indexed[slot] = len(row)
-        best_score, best_drafts = np.float32(0), list[tuple[int, float]]()
+        best_score, best_drafts = np.float32(0), list[tuple[int, np.float32]]()
         for match in range(1, min(own_depth, len(row)) + 1):
             suffix = row[-match:]
             own = (row, heads[slot], tree[slot], shift)

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from .suffix_index import LONGEST, PLANES, SPREAD, STEP, hash_shift
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
 
 
 @jit
-def _buckets(token, power, BUCKETS: tl.constexpr, SHIFT: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
+def _buckets(token, power, shift, ONE_BUCKET: tl.constexpr, SPREAD: tl.constexpr):  # type: ignore[no-untyped-def]
     # Element d - 1 of `token` is the d-th token from the end, and of the result the bucket of the last d tokens.
     term = (token.to(tl.uint32) * power).to(tl.int64)
     value = (tl.cumsum(term, 0) & 0xFFFFFFFF).to(tl.uint32) * SPREAD
     # A shift by all 32 bits is undefined.
-    return (value * 0).to(tl.int32) if BUCKETS == 1 else (value >> SHIFT).to(tl.int32)
+    return (value * 0).to(tl.int32) if ONE_BUCKET else (value >> shift.to(tl.uint32)).to(tl.int32)
 
 
 @jit
@@ -56,7 +56,18 @@ def _write_drafts(tokens, tree, width, plane, depth, node, made, drafts, confide
         count = child_count
 
 
-@jit
+@jit(
+    unspecialized=[
+        "context",
+        "global_context",
+        "num_drafts",
+        "depth",
+        "buckets",
+        "shift",
+        "global_buckets",
+        "global_shift",
+    ]
+)
 def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -75,12 +86,14 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
     context,
     global_context,
     least,
-    NUM_DRAFTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BUCKETS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    GLOBAL_BUCKETS: tl.constexpr,
-    GLOBAL_SHIFT: tl.constexpr,
+    num_drafts,
+    depth,
+    buckets,
+    shift,
+    global_buckets,
+    global_shift,
+    ONE_BUCKET: tl.constexpr,
+    ONE_GLOBAL_BUCKET: tl.constexpr,
     STEP: tl.constexpr,
     SPREAD: tl.constexpr,
     LANES: tl.constexpr,
@@ -88,20 +101,20 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
 ):
     slot = tl.load(slot_of_row + tl.program_id(0)).to(tl.int64)
     draft = tl.arange(0, BLOCK_DRAFTS)
-    drafts = draft_tokens + slot * NUM_DRAFTS
-    chances = confidence + slot * NUM_DRAFTS
-    tl.store(drafts + draft, tl.full([BLOCK_DRAFTS], -1, tl.int32), mask=draft < NUM_DRAFTS)
-    tl.store(chances + draft, tl.zeros([BLOCK_DRAFTS], tl.float32), mask=draft < NUM_DRAFTS)
+    drafts = draft_tokens + slot * num_drafts
+    chances = confidence + slot * num_drafts
+    tl.store(drafts + draft, tl.full([BLOCK_DRAFTS], -1, tl.int32), mask=draft < num_drafts)
+    tl.store(chances + draft, tl.zeros([BLOCK_DRAFTS], tl.float32), mask=draft < num_drafts)
     tl.store(draft_count + slot, 0)
     if tl.load(finished + slot).to(tl.int32) != 0:
         return
     row = tokens + slot * context
     row_length = tl.load(length + slot)
     lane = tl.arange(0, LANES)
-    real = lane < DEPTH
-    plane = slot * 0 + context * DEPTH
+    real = lane < depth
+    plane = slot * 0 + context * depth
     own = tree + slot * plane * 4
-    own_heads = heads + (slot * DEPTH + lane) * BUCKETS
+    own_heads = heads + (slot * depth + lane) * buckets
     links = own + lane * context
     nodes = own + plane + lane * context
     counts = own + 2 * plane + lane * context
@@ -118,7 +131,7 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
         valid = real & (lane <= end)
         recent = tl.load(row + end - lane, mask=valid, other=0)
         token = tl.load(row + end)
-        bucket = _buckets(recent, power, BUCKETS, SHIFT, SPREAD)
+        bucket = _buckets(recent, power, shift, ONE_BUCKET, SPREAD)
         has_parent = valid & (lane > 0)
         parent = tl.load(nodes - context + end - 1, mask=has_parent, other=0)
         head = tl.load(own_heads + bucket, mask=valid, other=0)
@@ -155,8 +168,8 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
     known = real & (lane < row_length)
     recent = tl.load(row + row_length - 1 - lane, mask=known, other=0)
     own_node = tl.load(nodes + row_length - 1, mask=known, other=0)
-    bucket = _buckets(recent, power, GLOBAL_BUCKETS, GLOBAL_SHIFT, SPREAD)
-    follow = tl.load(global_heads + lane * GLOBAL_BUCKETS + bucket, mask=known, other=0)
+    bucket = _buckets(recent, power, global_shift, ONE_GLOBAL_BUCKET, SPREAD)
+    follow = tl.load(global_heads + lane * global_buckets + bucket, mask=known, other=0)
     found = tl.zeros([LANES], dtype=tl.int32)
     while tl.max(follow, 0) > 0:
         compared = (follow > 0)[:, None] & (lane[None, :] <= lane[:, None])
@@ -164,9 +177,9 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
         differ = tl.sum((compared & (there != recent[None, :])).to(tl.int32), 1)
         found = tl.where((follow > 0) & (differ == 0), follow, found)
         follow = tl.load(global_tree + lane * global_context + follow - 1, mask=(follow > 0) & (found == 0), other=0)
-    most = tl.minimum(tl.load(budget + lane, mask=real, other=0), NUM_DRAFTS)
+    most = tl.minimum(tl.load(budget + lane, mask=real, other=0), num_drafts)
     own_score, own_made = _follow_best(own, context, plane, lane + 1, own_node, known, most, least, LANES)
-    global_plane = slot * 0 + global_context * DEPTH
+    global_plane = slot * 0 + global_context * depth
     node = tl.maximum(found - 1, 0)
     score, made = _follow_best(global_tree, global_context, global_plane, lane + 1, node, found > 0, most, least, LANES)
 
@@ -195,18 +208,20 @@ def _suffix_propose_kernel(  # type: ignore[no-untyped-def]
 
 
 def _sizes(depth: int, num_drafts: int, buckets: int, global_buckets: int) -> dict[str, int]:
-    """The constants of the kernel."""
+    """The sizes and constants of the kernel."""
     return {
-        "NUM_DRAFTS": num_drafts,
-        "DEPTH": depth,
-        "BUCKETS": buckets,
-        "SHIFT": hash_shift(buckets),
-        "GLOBAL_BUCKETS": global_buckets,
-        "GLOBAL_SHIFT": hash_shift(global_buckets),
+        "num_drafts": num_drafts,
+        "depth": depth,
+        "buckets": buckets,
+        "shift": hash_shift(buckets),
+        "global_buckets": global_buckets,
+        "global_shift": hash_shift(global_buckets),
+        "ONE_BUCKET": buckets == 1,
+        "ONE_GLOBAL_BUCKET": global_buckets == 1,
         "STEP": STEP,
         "SPREAD": SPREAD,
         "LANES": max(32, next_power_of_2(depth)),
-        "BLOCK_DRAFTS": next_power_of_2(num_drafts),
+        "BLOCK_DRAFTS": draft_range(num_drafts),
     }
 
 
@@ -287,19 +302,20 @@ def kernel_specs() -> list[KernelSpec]:
     """The usual tree, without and with few drafts, and the deepest."""
 
     def spec(depth: int, num_drafts: int, buckets: int, global_buckets: int) -> KernelSpec:
-        integers = ("tokens", "length", "slot_of_row", "heads", "tree", "indexed", "global_tokens", "global_heads")
-        integers += ("global_tree", "budget", "draft_tokens", "draft_count")
-        new = num_drafts + 1
-        arguments: dict[str, Any] = dict.fromkeys(integers, "*i32") | {"finished": "*i1", "confidence": "*fp32"}
+        names = "tokens length slot_of_row heads tree indexed global_tokens global_heads global_tree budget"
+        integers = (*names.split(), "draft_tokens", "draft_count")
+        new, sizes = num_drafts + 1, _sizes(depth, num_drafts, buckets, global_buckets)
+        arguments: dict[str, Any] = dict.fromkeys(integers, "*i32") | {"finished": "*u1", "confidence": "*fp32"}
         return KernelSpec(
             op="suffix_propose",
             variant=f"depth {depth}, {num_drafts} drafts, {buckets} and {global_buckets} buckets",
             kernel=_suffix_propose_kernel,
-            arguments=arguments | {"context": "i32:16", "global_context": "i32:16", "least": "fp32"},
-            constants=_sizes(depth, num_drafts, buckets, global_buckets),
+            arguments=arguments
+            | dict.fromkeys(("context", "global_context", *(name for name in sizes if name.islower())), "i32")
+            | {"least": "fp32"},
+            constants=constants_of(sizes),
             num_warps=_NUM_WARPS,
             enable_fp_fusion=False,
-            maxnreg=255,
             shape=f"1 row, {new} new tokens, every match without a child",
             bytes_moved=suffix_bytes(depth, num_drafts, new),
         )
