@@ -46,6 +46,7 @@ OP_FILES: tuple[str, ...] = (
     "residual_triton",
     "rope_and_cache",
     "sample_target_triton",
+    "suffix_propose",
     "window_attention",
 )
 """Files of this folder that have a `kernel_specs`."""

@@ -255,6 +255,19 @@ def ngram_cost(shape: RoundShape, *, min_n: int, max_n: int) -> StepCost:
     )
 
 
+def suffix_cost(shape: RoundShape, *, depth: int) -> StepCost:
+    """Suffix decoding: enters the tokens of the last round in an index, and looks at every match.
+
+    Entering a token reads for each of `depth` lengths a head, the parent, a token and a parent to compare, the count,
+    and the best child so far with its count; it writes the node, the count and the best child. A match is a node, its
+    count and its best child, in the row's own tree and in the global one. A draft reads a token, a node, a count and a
+    best child. Each row writes its drafts, their probabilities, how many they are, and how far its index reaches.
+    """
+    read = shape.emitted * (1 + 7 * depth) + 8 * depth + 4 * (shape.window - 1)
+    written = shape.emitted * 3 * depth + 2 * shape.num_drafts + 2
+    return StepCost(bytes_read=shape.rows * _INT32 * read, bytes_written=shape.rows * _INT32 * written)
+
+
 def round_costs(
     sizes: ModelSizes, shape: RoundShape, propose: StepCost | None = None, *, first_layer: int = 0
 ) -> dict[str, StepCost]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..kernels.suffix_index import LONGEST
 from .checks import check_bool, check_choice, check_integer, check_number
 from .errors import ConfigError, NotAvailableError
 from .speculative_methods import (
@@ -48,6 +49,9 @@ _LEAST = {
     "suffix_decoding_max_cached_requests": 0,
 }
 """The least value of each integer option."""
+
+_MOST = {"num_speculative_tokens": MAX_SPECULATIVE_TOKENS, "suffix_decoding_max_tree_depth": LONGEST}
+"""The most, where there is a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +98,9 @@ class SpeculativeConfig:
     attention_backend: str | None = None
     """Attention backend of the drafter. None: the target's."""
     suffix_decoding_max_tree_depth: int = 24
-    """suffix: the longest suffix kept, in tokens."""
+    """suffix: the longest suffix kept, in tokens, at most 64."""
     suffix_decoding_max_cached_requests: int = 10000
-    """suffix: finished requests that the global tree keeps, first in first out; 0 turns it off."""
+    """suffix: finished requests that the global tree keeps at most, first in first out; 0 turns it off."""
     suffix_decoding_max_spec_factor: float = 1.0
     """suffix: drafts allowed per matched token."""
     suffix_decoding_min_token_prob: float = 0.1
@@ -263,8 +267,7 @@ class SpeculativeConfig:
             if isinstance(field.default, bool):
                 check_bool(ConfigError, field.name, value)
             elif field.name in _LEAST and not (value is None and field.default is None):
-                most = MAX_SPECULATIVE_TOKENS if field.name == "num_speculative_tokens" else None
-                check_integer(ConfigError, field.name, value, _LEAST[field.name], most)
+                check_integer(ConfigError, field.name, value, _LEAST[field.name], _MOST.get(field.name))
         for name in ("model", "attention_backend", "speculator"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):

@@ -83,7 +83,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "none": Method(summary="plain decoding, one token per target pass", available=True, drafts=False),
         "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True, looks_up=True),
-        "suffix": Method(summary="suffix trees over this request and finished ones", depth_from_tree=True),
+        "suffix": Method(
+            summary="suffix trees over this request and finished ones", available=True, depth_from_tree=True
+        ),
         "draft_model": Method(
             summary="a smaller language model drafts",
             available=True,

@@ -131,6 +131,9 @@ def _spec(method: str, rule: str) -> SpeculativeConfig:
         model="random" if METHODS[method].needs_model else None,
         num_speculative_tokens=DRAFTS if METHODS[method].drafts else None,
         rejection_sample_method=rule,
+        # When finished requests begin to help others depends on the executor. Except under "coupled" a sampled text
+        # depends on the drafts, so there they must not.
+        suffix_decoding_max_cached_requests=10000 if rule == "coupled" else 0,
     )
 
 

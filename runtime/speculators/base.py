@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ class BaseSpeculator(ABC):
     """Fills `draft_tokens`, `draft_count` and `confidence` for the live rows of a bucket, on the device.
 
     `propose`, `commit` and `prefill` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` and
-    `clear` run on the host between rounds.
+    `clear` run on the host between rounds; `finish` runs on the host at any time.
 
     A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the
     target's and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what
@@ -80,6 +81,12 @@ class BaseSpeculator(ABC):
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Forgets what `slot` held: a new request begins there, with the length and the tokens of its prompt."""
+
+    def finish(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027
+        """Takes note of a request that ended in `slot`, with its prompt and output.
+
+        Rounds may be running: what the device reads must be left alone until `admit`.
+        """
 
     def clear(self, slot: int) -> None:  # noqa: B027
         """Overwrites what `slot` holds, since it may not be finite."""

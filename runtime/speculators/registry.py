@@ -16,6 +16,7 @@ from .draft_model import DraftModelSpeculator
 from .ensemble import EnsembleSpeculator
 from .layerskip import LayerSkipSpeculator
 from .ngram import NgramSpeculator
+from .suffix import SuffixSpeculator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,18 @@ def _ngram(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     assert shortest is not None
     assert longest is not None
     return NgramSpeculator(depth, min_n=shortest, max_n=longest)
+
+
+def _suffix(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth = config.num_speculative_tokens
+    assert depth is not None
+    return SuffixSpeculator(
+        depth,
+        max_tree_depth=config.suffix_decoding_max_tree_depth,
+        max_cached_requests=config.suffix_decoding_max_cached_requests,
+        max_spec_factor=config.suffix_decoding_max_spec_factor,
+        min_token_prob=config.suffix_decoding_min_token_prob,
+    )
 
 
 def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
@@ -91,6 +104,7 @@ def _stream(config: SpeculativeConfig) -> int | None:
 _FACTORIES: dict[str, Factory] = {
     "none": _no_speculator,
     "ngram": _ngram,
+    "suffix": _suffix,
     "draft_model": _draft_model,
     "layerskip": _layerskip,
     "custom": _custom,

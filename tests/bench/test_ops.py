@@ -36,6 +36,7 @@ from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
+from draftgraph.kernels.suffix_propose import draft_budget, suffix_propose
 from draftgraph.kernels.window_attention import window_attention
 from draftgraph.kernels.workspace import WorkspacePool
 
@@ -151,6 +152,13 @@ def ending() -> dict[str, OpCase]:
     tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
     ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
     s.length.add_(WIDTH)
+    grown, tree, counted = ints(REPEATS + 1, 24, 8192), ints(REPEATS + 1, 4, 24, CONTEXT), ints(REPEATS + 1)
+    others = (ints(65536), ints(24, 65536), ints(4, 24, 65536))
+    budget = torch.tensor(draft_budget(24, DRAFTS, 1.0), dtype=torch.int32).to(DEVICE)
+    follow = (grown, tree, counted, *others, budget, s.draft_tokens, s.draft_count, s.confidence, 0.1)
+    s.length.sub_(WIDTH)
+    suffix_propose(*lookup, s.slot_of_row, *follow)
+    s.length.add_(WIDTH)
     s.running.fill_(True)
     s.rounds_left.fill_(2**30)
     flags = (s.cancel, s.pause, s.leave_on_finish, s.taken)
@@ -166,6 +174,11 @@ def ending() -> dict[str, OpCase]:
             lambda slot: ngram_propose(*lookup, rows[slot], *tables, 2, 4),
             specs=["2 to 4 tokens, 7 drafts, 8192 buckets"],
             written=[indexed, heads],
+        ),
+        "suffix_propose": OpCase(
+            lambda slot: suffix_propose(*lookup, rows[slot], *follow),
+            specs=["depth 24, 7 drafts, 8192 and 65536 buckets"],
+            written=[counted, grown, tree],
         ),
     }
 
@@ -277,6 +290,7 @@ GROUPS = {
     "pack_prefill": planning,
     "commit": ending,
     "ngram_propose": ending,
+    "suffix_propose": ending,
     "sample_target": sampling,
     "accept_coupled": sampling,
     "accept_synthetic": sampling,

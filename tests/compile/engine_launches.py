@@ -145,6 +145,8 @@ class Setting:
     drafter: str = ""
     """A checkpoint that drafts, in place of prompt lookup; through a mapping if its vocabulary is another."""
     samples_drafts: bool = False
+    suffix: bool = False
+    """Suffix decoding in place of prompt lookup."""
 
 
 def settings() -> Iterator[Setting]:
@@ -173,6 +175,8 @@ def settings() -> Iterator[Setting]:
     for shortest, longest in ((1, 1), (1, 3), (3, 3), (2, 5), (1, 8), (1, 16)):
         yield Setting(small, bf16, 5, "coupled", shortest=shortest, longest=longest, buckets=(1,))
     yield Setting(small, bf16, 5, "coupled", buckets=(3, 5, 12))
+    for drafts in (5, 24):
+        yield Setting(small, bf16, drafts, "coupled", buckets=(1, 4), suffix=True)
     pairs = [(small, small), ("Llama-3.1-8B", "Llama-3.2-1B"), ("Gemma-3-4B", small)]
     for (target, drafter), dtype in itertools.product(pairs, DTYPES):
         yield Setting(target, dtype, 4, "coupled", drafter=drafter, buckets=(1, 16))
@@ -188,9 +192,9 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     drafter = read_config(setting.drafter) if setting.drafter else None
     foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
-    looks_up = bool(depth) and drafter is None
+    looks_up = bool(depth) and drafter is None and not setting.suffix
     speculative = SpeculativeConfig(
-        method="ngram" if looks_up else "draft_model" if depth else "none",
+        method="suffix" if setting.suffix else "ngram" if looks_up else "draft_model" if depth else "none",
         model=setting.drafter or None,
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,

@@ -17,6 +17,7 @@ from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
+from draftgraph.kernels.suffix_propose import suffix_propose
 
 pytestmark = pytest.mark.null
 
@@ -123,6 +124,28 @@ def finish(device: torch.device | str, *, pairs: bool) -> None:
     )
 
 
+def follow(device: torch.device | str) -> None:
+    s = make_state(device)
+    slots, depth = s.tokens.shape[0], 6
+    suffix_propose(
+        s.tokens,
+        s.length,
+        s.finished,
+        s.slot_of_row,
+        ints(device, slots, depth, CONTEXT),
+        ints(device, slots, 4, depth, CONTEXT),
+        ints(device, slots),
+        ints(device, 8),
+        ints(device, depth, 8),
+        ints(device, 4, depth, 8),
+        ints(device, depth),
+        s.draft_tokens,
+        s.draft_count,
+        s.confidence,
+        0.1,
+    )
+
+
 def look_up(device: torch.device | str) -> None:
     s = make_state(device)
     slots = s.tokens.shape[0]
@@ -186,6 +209,7 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "commit": lambda device: finish(device, pairs=False),
     "commit with pairs": lambda device: finish(device, pairs=True),
     "ngram_propose": look_up,
+    "suffix_propose": follow,
     "pack_tail": pack_last,
     "advance_draft": advance,
     "merge_drafts": merge,

@@ -26,14 +26,19 @@ from draftgraph.runtime.speculators.draft_model import DraftModelSpeculator
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "model": "a noisy copy"}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
 SPECS = {
     "plain": {"method": "none"},
     "ngram": NGRAM,
+    # Without the global tree: when other requests enter it depends on the executor, and under "standard" the drafts do
+    # on it, and a sampled text on the drafts.
+    "suffix": {**SUFFIX, "suffix_decoding_max_cached_requests": 0},
     "layerskip": {"method": "layerskip", "num_speculative_tokens": 4, "exit_layer": 1},
     "custom": {"method": "custom", "num_speculative_tokens": 4, "speculator": "small_speculators:Successor"},
     "ensemble": {**NGRAM, "method": ["ngram", "layerskip"], "exit_layer": 1},
     "plain coupled": {"method": "none", "rejection_sample_method": "coupled"},
     "ngram coupled": {**NGRAM, "rejection_sample_method": "coupled"},
+    "suffix coupled": {**SUFFIX, "rejection_sample_method": "coupled"},
     "ngram block": {**NGRAM, "rejection_sample_method": "block"},
     "draft_model": DRAFT_MODEL,
     "draft_model probabilistic": {**DRAFT_MODEL, "draft_sample_method": "probabilistic"},
