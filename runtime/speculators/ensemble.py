@@ -86,6 +86,11 @@ class EnsembleSpeculator(BaseSpeculator):
         for member in self.members:
             member.admit(slot)
 
+    def finish(self, slot: int, tokens: Sequence[int]) -> None:
+        """Every method takes note of a request that ended."""
+        for member in self.members:
+            member.finish(slot, tokens)
+
     def clear(self, slot: int) -> None:
         """Every method overwrites what the slot holds."""
         for member in self.members:

@@ -12,7 +12,9 @@ from small_speculators import Oracle
 from draftgraph import Engine, SamplingParams
 from draftgraph.runtime.errors import ConfigError, NotAvailableError
 from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.speculators import BaseSpeculator
 from draftgraph.runtime.speculators.draft_model import DraftModelSpeculator
+from draftgraph.runtime.speculators.ensemble import EnsembleSpeculator
 
 TEXTS = ["a", "The steam engine", "one two three, one two three, one", "The steam engine changed " * 40]
 
@@ -33,6 +35,7 @@ def options(draft_path):
     return {
         "draft_model": {"model": str(draft_path)},
         "ngram": {"prompt_lookup_min": 1},
+        "suffix": {},
         "layerskip": {"exit_layer": 1},
         "custom": {"speculator": "small_speculators:Successor"},
     }
@@ -64,6 +67,7 @@ def wanted(tiny_model_path):
         (["ngram", "draft_model"], 8, 2),
         (["draft_model", "ngram"], 3, 2),
         (["ngram", "layerskip"], 5, 4),
+        (["suffix", "ngram"], 4, 2),
         (["custom", "ngram"], 6, 2),
         (["custom", "ngram", "layerskip", "draft_model"], 7, 4),
     ],
@@ -134,6 +138,23 @@ def test_a_later_prompt_reuses_what_every_drafter_has_seen(tiny_model_path, opti
         again = engine.generate([*ids, *tokens[:20]], SamplingParams(max_tokens=20, ignore_eos=True))
     assert again.token_ids == tokens[20:]
     assert again.metrics.reused_prompt_tokens == len(ids) + 19 - 3
+
+
+def test_every_event_reaches_every_method():
+    """What `BaseSpeculator` tells a method, the members of a list must hear too."""
+    own = {"first_layer", "unseen", "name", "verify_hidden", "expect_other_drafts"}
+    hooks = {name for name in vars(BaseSpeculator) if not name.startswith("_")} - own
+    assert {"propose", "commit", "prefill", "admit", "finish", "clear"} <= hooks
+    assert hooks - set(vars(EnsembleSpeculator)) == set()
+
+
+def test_suffix_learns_from_finished_requests_in_a_list(tiny_model_path, options):
+    """The same prompt again is drafted from its last answer, whoever else drafts."""
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.9, seed=2)
+    with load(tiny_model_path, line_up(options, ["suffix", "ngram"], 4, rejection_sample_method="coupled")) as engine:
+        first, again = (engine.generate(TEXTS[1], params) for _ in range(2))
+    assert first.token_ids == again.token_ids
+    assert again.metrics.mean_acceptance_length > first.metrics.mean_acceptance_length
 
 
 def test_propose_is_charged_for_every_method(tiny_model_path, options):
