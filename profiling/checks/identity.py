@@ -146,10 +146,12 @@ def _answers(
     params: SamplingParams,
     on_engine: Callable[[Any, str], None] | None = None,
 ) -> list[list[int]]:
+    method = speculative.method
+    assert isinstance(method, str)  # no list of methods is checked
     engine = random_engine(
         shape,
         models[0],
-        draft=models[1] if METHODS[speculative.method].language_model else None,
+        draft=models[1] if METHODS[method].language_model else None,
         speculative=speculative,
         dtype="float32",
         device=device,
