@@ -301,21 +301,7 @@ def drafting() -> dict[str, OpCase]:
             specs=["bf16, 128256"],
         ),
         "advance_draft": OpCase(
-            lambda slot: advance_draft(
-                chosen,
-                confidence,
-                failed,
-                s.length,
-                s.limit,
-                s.finished,
-                rows[slot],
-                None,
-                0,
-                *outcome,
-                *window,
-                row_window[1],
-                last[:1],
-            ),  # fmt: skip
+            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, *outcome, *window, base, last[:1]),
             specs=["1 row"],
         ),
         "merge_drafts": OpCase(
