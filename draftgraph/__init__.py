@@ -8,8 +8,11 @@ if TYPE_CHECKING:
     from .runtime.outputs import GenerationResult, RequestMetrics, StreamChunk, TokenLogprobs
     from .runtime.sampling_params import SamplingParams
     from .runtime.speculative_config import SpeculativeConfig
+    from .runtime.speculators import BaseSpeculator, DecodeState, Window
 
 __all__ = [
+    "BaseSpeculator",
+    "DecodeState",
     "Engine",
     "GenerationResult",
     "RequestMetrics",
@@ -17,9 +20,12 @@ __all__ = [
     "SpeculativeConfig",
     "StreamChunk",
     "TokenLogprobs",
+    "Window",
 ]
 
 _MODULES = {
+    "BaseSpeculator": "speculators",
+    "DecodeState": "speculators",
     "Engine": "engine",
     "GenerationResult": "outputs",
     "RequestMetrics": "outputs",
@@ -27,6 +33,7 @@ _MODULES = {
     "SpeculativeConfig": "speculative_config",
     "StreamChunk": "outputs",
     "TokenLogprobs": "outputs",
+    "Window": "speculators",
 }
 
 

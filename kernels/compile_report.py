@@ -35,6 +35,8 @@ OP_FILES: tuple[str, ...] = (
     "draft_argmax",
     "draft_distribution",
     "embed_tokens",
+    "merge_drafts",
+    "moe_experts",
     "ngram_propose",
     "pack_tail",
     "pack_unseen",
@@ -45,6 +47,7 @@ OP_FILES: tuple[str, ...] = (
     "residual_triton",
     "rope_and_cache",
     "sample_target_triton",
+    "suffix_propose",
     "window_attention",
 )
 """Files of this folder that have a `kernel_specs`."""

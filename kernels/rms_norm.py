@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, unit_offset: bool = False) -> torch.Tensor:
     """Normalises the last dimension (Zhang and Sennrich 2019, equation 4), in float32 inside.
 
     Rounds where transformers does: the Llama kind rounds to the type of `x` before it multiplies with the
@@ -13,7 +13,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
 
     Args:
         x: [..., size].
-        weight: [size].
+        weight: [size]; None multiplies with nothing.
         eps: added to the mean square.
         unit_offset: multiply with `1 + weight` (Gemma).
 
@@ -22,6 +22,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
     if unit_offset:
         return (normed * (1.0 + weight.float())).to(x.dtype)
     return weight * normed.to(x.dtype)

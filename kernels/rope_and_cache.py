@@ -322,7 +322,8 @@ def kernel_specs() -> list[KernelSpec]:
     def spec(
         variant: str, kind: str = "bf16", size: int = 128, half: int = 64, norm: bool = False, **changes: Any
     ) -> KernelSpec:
-        float8 = changes.pop("float8", False)
+        float8, value_size = changes.pop("float8", False), changes.pop("value_size", size)
+        heads, kv_heads = changes.pop("heads", (32, 8))
         cache = "*u8" if float8 else f"*{kind}"
         arguments = dict.fromkeys(["positions", "slots", "rows", "cu_tokens", "base"], "*i32")
         arguments |= {"cos": "*fp32", "sin": "*fp32", "eps": "fp32"}
@@ -336,9 +337,10 @@ def kernel_specs() -> list[KernelSpec]:
                 arguments[name] = pointer
             else:
                 constants[name] = None
-        constants |= _blocks(size, size, half) | changes
+        constants |= _blocks(size, value_size, half) | changes
         width, element, stored = 8, 4 if kind == "fp32" else 2, 1 if float8 else 4 if kind == "fp32" else 2
-        moved = width * size * (48 * element + 32 * element + 16 * stored) + width * half * 8
+        cached = kv_heads * (size + value_size)
+        moved = width * (2 * heads * size * element + cached * (element + stored) + half * 8)
         return KernelSpec(
             op="rope_and_cache",
             variant=variant,
@@ -347,7 +349,7 @@ def kernel_specs() -> list[KernelSpec]:
             constants=constants,
             num_warps=1,
             num_stages=3,
-            shape=f"8 tokens, 32+8 heads of {size}",
+            shape=f"8 tokens, {heads}+{kv_heads} heads of {size}",
             bytes_moved=moved,
             max_registers=128,
         )
@@ -358,6 +360,8 @@ def kernel_specs() -> list[KernelSpec]:
         spec("fp32", "fp32"),
         spec("bf16, head norms", norm=True),
         spec("bf16, Gemma head norms of 256", size=256, half=128, norm=True, UNIT_OFFSET=True),
+        spec("bf16, head norms of 512", size=512, half=256, norm=True),
+        spec("bf16, latents", size=576, half=32, value_size=0, heads=(128, 1), INTERLEAVED=True),
         spec("bf16, 32 of 80 turned", size=80, half=16),
         spec("bf16, interleaved", INTERLEAVED=True),
         spec("bf16, float8 cache", float8=True),

@@ -24,8 +24,11 @@ from .window_attention_triton import (
 
 # Slices of the cache start and end at multiples of it.
 _BLOCK = 64
-# The number of query rows of an SDPA call is a multiple of it.
-_ROWS = 4
+# The number of query rows of an SDPA call is a multiple of these. MKL's products take other paths for the rows that are
+# left over, in float32 on Intel processors from head size 128 on at up to 16 of them.
+_ROWS = {torch.float32: 16}
+_ROWS_OTHERWISE = 4
+_MOST_ROWS = 16
 
 
 def window_attention_reference(
@@ -89,7 +92,7 @@ def _chain_mask(group: int, capacity: int, dtype: torch.dtype) -> torch.Tensor:
     [64 * group + 3, capacity]: a row per token and head of a group, token by token, so that any run of tokens
     and any shorter context is a slice. Three rows more let a run be filled up to a multiple of 4.
     """
-    token = torch.arange(_BLOCK * group + _ROWS - 1) // group + capacity - _BLOCK
+    token = torch.arange(_BLOCK * group + _MOST_ROWS - 1) // group + capacity - _BLOCK
     hidden = torch.arange(capacity)[None, :] > token[:, None]
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
@@ -185,12 +188,13 @@ def _window_attention_cpu(
     """The CPU implementation: one SDPA call per row and 64-block of the cache that the row's tokens reach.
 
     So a token's result depends, bit for bit, on what it sees only, and not on how many tokens its window has:
-    its own block decides where the slice of the cache ends, and the number of query rows is a multiple of 4,
-    since MKL takes other paths for other numbers. Plain decoding and verification then agree.
+    its own block decides where the slice of the cache ends, and the number of query rows is a multiple of `_ROWS`.
+    Plain decoding and verification then agree.
     """
     width, num_heads, head_dim = query.shape
     num_kv_heads, value_dim = value_cache.shape[1], value_cache.shape[3]
     group = num_heads // num_kv_heads
+    multiple = _ROWS.get(query.dtype, _ROWS_OTHERWISE)
     grouped = query.view(width, num_kv_heads, group, head_dim)
     output: torch.Tensor | None = None
     bounds = cu_tokens.tolist()
@@ -216,7 +220,7 @@ def _window_attention_cpu(
                 oldest = min(numbers[begin:end]) // _BLOCK * _BLOCK - sliding_window + 1
                 left = max(min(oldest, start), 0) // _BLOCK * _BLOCK
             tokens, length = end - begin, stop - left
-            rows = -(-tokens * group // _ROWS) * _ROWS
+            rows = -(-tokens * group // multiple) * multiple
             if row_ancestors is None and (sliding_window == 0 or max(numbers[begin:end]) < sliding_window):
                 capacity = max(1024, 1 << (stop - 1).bit_length())
                 offset = (reach[begin] % _BLOCK * group + 1) * capacity - length
@@ -284,6 +288,7 @@ def kernel_specs() -> list[KernelSpec]:
         specs += _specs(f"{size}, bf16", "bf16", size, size, **verify, with_combine=size in (64, 96, 128, 256))
         if size <= 128:  # larger ones have the same tiles in a prefill
             specs += _specs(f"{size}, bf16, prefill", "bf16", size, size, **prefill, with_combine=size == 128)
+    specs += _specs("512, bf16", "bf16", 512, 512, heads=(16, 2), **verify)
     specs += _specs("128, fp16", "fp16", 128, 128, **verify)
     specs += _specs("128, fp32", "fp32", 128, 128, **verify)
     specs += _specs("128, fp32, prefill", "fp32", 128, 128, **prefill)

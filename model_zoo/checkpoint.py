@@ -68,7 +68,8 @@ def _check(placements: Mapping[str, Placement], tensors: Mapping[str, StoredTens
             raise CheckpointError(
                 f"{name} in {stored.file} is stored as {stored.dtype}; accepted: {', '.join(ACCEPTED_DTYPES)}"
             )
-        if stored.shape != placement.shape:
+        # Ernie keeps its routers' biases as a matrix of one row.
+        if stored.shape not in (placement.shape, (1, *placement.shape)):
             raise CheckpointError(
                 f"{name} in {stored.file} has shape {list(stored.shape)}, "
                 f"but config.json makes it {list(placement.shape)}"
@@ -103,16 +104,24 @@ def load_model(
     """
     directory = Path(directory)
     config, family = _read(directory)
-    placements = decoder_placements(config, family.layer_norms)
+    last = config.num_layers
+    unused = tuple(f"model.layers.{layer}." for layer in range(last, last + config.num_next_token_layers))
+    # Layers that read another's keys and values may be stored with unused projections for them.
+    for layer in range(config.num_cached_layers, last):
+        unused += tuple(f"model.layers.{layer}.self_attn.{part}." for part in ("k_proj", "v_proj", "k_norm", "v_norm"))
+    if config.tie_word_embeddings:
+        unused += ("lm_head.weight",)
     # Names in the files, by the names that the placements use.
     names: dict[str, str] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, stored in stored_tensors(directory).items():
         known = family.rename(name)
-        if known is None or (known == "lm_head.weight" and config.tie_word_embeddings):
+        if known is None or known.startswith(unused):
             continue
         names[known] = name
         tensors[known] = stored
+    fused = any(name.endswith(".experts.gate_up_proj") for name in tensors)
+    placements = decoder_placements(config, family.layer_norms, fused_experts=fused)
     _check(placements, tensors, directory)
 
     builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))

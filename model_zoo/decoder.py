@@ -1,4 +1,4 @@
-"""The decoder that all families share: weights as plain tensors, the layer as a free function."""
+"""The decoder that all families share: the layer as a free function over the tensors of `weights.py`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from ..kernels.embed_tokens import embed_tokens
 from ..kernels.linear import linear
 from ..kernels.project_logits import project_logits
 from ..kernels.rms_norm import rms_norm
-from ..kernels.rope_and_cache import rope_and_cache
 from ..kernels.window import Window
-from ..kernels.window_attention import window_attention
+from .attention import head_attention
 from .config import DecoderConfig
+from .feedforward import feed_forward
+from .mla import latent_attention
+from .per_layer import add_layer_input, layer_inputs
 from .rope import rope_tables
+from .weights import DecoderWeights as DecoderWeights
+from .weights import LayerConstants as LayerConstants
+from .weights import LayerWeights as LayerWeights
+from .weights import RouterConstants
 
 CACHE_BLOCK = 64
 """A cache holds a multiple of it."""
@@ -26,54 +31,14 @@ WINDOW_OVERHANG = 64
 CompileRegion = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class LayerWeights(NamedTuple):
-    """One layer. Matrices are [out, in], as `kernels.linear` takes them."""
-
-    attention_norm: torch.Tensor | None
-    """[hidden]; None: attention takes the layer's input as it is."""
-    qkv: torch.Tensor
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values."""
-    output: torch.Tensor
-    """[hidden, Hq * D]."""
-    mlp_norm: torch.Tensor
-    """[hidden]."""
-    gate_up: torch.Tensor
-    """[2 * intermediate, hidden]: gate, then up."""
-    down: torch.Tensor
-    """[hidden, intermediate]."""
-    qkv_bias: torch.Tensor | None = None
-    output_bias: torch.Tensor | None = None
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
-    query_norm: torch.Tensor | None = None
-    """[D]."""
-    key_norm: torch.Tensor | None = None
-    """[D]."""
-    attention_post_norm: torch.Tensor | None = None
-    """[hidden], on the attention's output before it is added."""
-    mlp_post_norm: torch.Tensor | None = None
-    """[hidden], on the feed-forward's output before it is added."""
-
-
-class DecoderWeights(NamedTuple):
-    """The whole model."""
-
-    embedding: torch.Tensor
-    """[vocab, hidden]."""
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    """[hidden]."""
-    head: torch.Tensor
-    """[vocab, hidden]; may be packed, and may be the embedding table."""
-
-
 class KvCache(NamedTuple):
     """Keys and values of every slot; the last slot is the reserved one."""
 
     key: torch.Tensor
-    """[L, R1, Hkv, S, D]."""
+    """[L, R1, Hkv, S, D], of the layers that have keys and values of their own. Where kinds of layers differ in their
+    heads, Hkv and D are the largest, and a layer uses the first of them."""
     value: torch.Tensor
-    """[L, R1, Hkv, S, D]."""
+    """[L, R1, Hkv, S, Dv]; Dv is 0 with latent attention, whose values are the last dimensions of its keys."""
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot. A row that ended with values that are not finite must not leave them to the next."""
@@ -81,27 +46,9 @@ class KvCache(NamedTuple):
         self.value[:, slot].zero_()
 
 
-class LayerConstants(NamedTuple):
-    """What of the configuration a layer's graph depends on; layers with equal constants share a graph."""
-
-    num_heads: int
-    norm_eps: float
-    norm_unit_offset: bool
-    activation: str
-    attention_scale: float
-    sliding_window: int
-    soft_cap: float
-
-
 def identity(function: Callable[..., Any]) -> Callable[..., Any]:
     """The `compile_region` that does not compile."""
     return function
-
-
-def _activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "silu":
-        return F.silu(gate)
-    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def decoder_layer(
@@ -113,19 +60,21 @@ def decoder_layer(
     sin: torch.Tensor,
     window: Window,
     constants: LayerConstants,
+    layer_input: torch.Tensor | None = None,
     attention_input: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One pre-norm layer: attention, then the gated feed-forward, each added to the residual stream.
+    """One pre-norm layer: attention, then the feed-forward, each added to the residual stream.
 
     Args:
         hidden: [W, hidden].
         weights: of this layer.
         key_cache: [R1, Hkv, S, D], this layer's, written to.
-        value_cache: [R1, Hkv, S, D], this layer's, written to.
+        value_cache: [R1, Hkv, S, Dv], this layer's, written to.
         cos: float32 [P, rotary / 2].
         sin: float32 [P, rotary / 2].
         window: the tokens.
         constants: the layer's choices.
+        layer_input: [W, size], the layer's own embeddings of the tokens, if the model has such.
         attention_input: [W, columns of `weights.qkv`], normalised, for a layer whose attention reads something else
             than the residual stream; None: `hidden` after the attention's norm.
 
@@ -136,48 +85,20 @@ def decoder_layer(
     normed = hidden if attention_input is None else attention_input
     if weights.attention_norm is not None and attention_input is None:
         normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
-    query = rope_and_cache(
-        linear(normed, weights.qkv, weights.qkv_bias),
-        weights.query_norm,
-        weights.key_norm,
-        cos,
-        sin,
-        window.positions,
-        window.slots,
-        window.rows,
-        window.cu_tokens,
-        window.base,
-        key_cache,
-        value_cache,
-        constants.num_heads,
-        eps,
-        unit_offset,
-        False,
-    )
-    attended = window_attention(
-        query,
-        key_cache,
-        value_cache,
-        window.positions,
-        window.cu_tokens,
-        window.base,
-        window.slot_of_row,
-        window.ancestors,
-        constants.attention_scale,
-        constants.sliding_window,
-        constants.soft_cap,
-    )
-    update = linear(attended.flatten(1), weights.output, weights.output_bias)
+    attention = head_attention if weights.latent is None else latent_attention
+    attended = attention(normed, weights, key_cache, value_cache, cos, sin, window, constants)
+    update = linear(attended, weights.output, weights.output_bias)
     if weights.attention_post_norm is not None:
         update = rms_norm(update, weights.attention_post_norm, eps, unit_offset)
     hidden = hidden + update
 
-    normed = rms_norm(hidden, weights.mlp_norm, eps, unit_offset)
-    gate, up = linear(normed, weights.gate_up, weights.gate_up_bias).chunk(2, dim=-1)
-    update = linear(_activate(gate, constants.activation) * up, weights.down, weights.down_bias)
+    update = feed_forward(hidden, window.rows, weights, constants)
     if weights.mlp_post_norm is not None:
         update = rms_norm(update, weights.mlp_post_norm, eps, unit_offset)
-    return hidden + update
+    hidden = hidden + update
+    if weights.layer_input is not None and layer_input is not None:
+        hidden = add_layer_input(hidden, layer_input, weights.layer_input, constants)
+    return hidden if weights.scale is None else hidden * weights.scale
 
 
 class DecoderModel:
@@ -212,13 +133,29 @@ class DecoderModel:
         }
         self._tables = [tables[kind] for kind in config.layer_types]
         self._constants = [self._layer_constants(layer) for layer in range(config.num_layers)]
+        self._sources = [(config.cached_layer(i), config.heads_of_layer(i)) for i in range(config.num_layers)]
         # Rounded to the model's type, as in transformers.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
+        size = 0 if config.per_layer_input is None else config.per_layer_input.size
+        self._input_scale = float(torch.tensor(size**0.5).to(self.dtype))
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
+        self._project_inputs = compile_region(layer_inputs)
 
     def _layer_constants(self, layer: int) -> LayerConstants:
-        config = self.config
+        config, router = self.config, None
+        if config.moe is not None and config.has_mixture(layer):
+            moe = config.moe
+            router = RouterConstants(
+                experts_per_token=moe.experts_per_token,
+                scoring=moe.scoring,
+                num_groups=moe.num_groups,
+                groups_per_token=moe.groups_per_token,
+                group_members=moe.group_members,
+                normalize=moe.normalize,
+                normalize_min=moe.normalize_min,
+                scale=moe.scale,
+            )
         return LayerConstants(
             num_heads=config.num_heads,
             norm_eps=config.norm_eps,
@@ -227,6 +164,12 @@ class DecoderModel:
             attention_scale=config.attention_scale,
             sliding_window=config.window_of_layer(layer),
             soft_cap=config.attention_soft_cap,
+            rope_interleaved=config.rope_interleaved,
+            latent_norm_eps=0.0 if config.mla is None else config.mla.norm_eps,
+            router=router,
+            value_norm=config.value_norm,
+            keys_are_values=config.heads_of_layer(layer).keys_are_values,
+            writes_cache=config.cached_layer(layer) == layer,
         )
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
@@ -239,12 +182,24 @@ class DecoderModel:
         if context > self.max_positions:
             raise ValueError(f"context {context} exceeds the rotary tables' {self.max_positions} positions")
         config = self.config
+        kinds = [config.heads_of_type(kind) for kind in set(config.layer_types)]
+        heads, head_dim = max(kind.num_kv_heads for kind in kinds), max(kind.head_dim for kind in kinds)
         positions = -(-(context + WINDOW_OVERHANG) // CACHE_BLOCK) * CACHE_BLOCK
-        shape = (config.num_layers, slots, config.num_kv_heads, positions, config.head_dim)
+        shape = (config.num_cached_layers, slots, heads, positions)
+        value_dim = head_dim if config.mla is None else 0
         return KvCache(
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
-            torch.zeros(shape, dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, head_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*shape, value_dim), dtype=self.dtype, device=self.device),
         )
+
+    def layer_cache(self, cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values that a layer reads, [R1, Hkv, S, D]: its own, or those of the layer it shares with."""
+        source, heads = self._sources[layer]
+        key, value = cache.key.select(0, source), cache.value.select(0, source)
+        if key.shape[1] == heads.num_kv_heads and key.shape[3] == heads.head_dim:
+            return key, value
+        key, value = (part.narrow(1, 0, heads.num_kv_heads) for part in (key, value))
+        return key.narrow(3, 0, heads.head_dim), value.narrow(3, 0, heads.head_dim)
 
     def forward(self, window: Window, cache: KvCache) -> torch.Tensor:
         """Runs the window's tokens and writes their keys and values; the final norm's output, [W, hidden]."""
@@ -264,21 +219,66 @@ class DecoderModel:
         Returns:
             The final norm's output, and one [W, hidden] per entry of `aux_layers`.
         """
-        hidden = embed_tokens(window.tokens, self.weights.embedding, self._embedding_scale)
+        hidden = self.embed(window.tokens)
         states = {0: hidden}
-        for index in range(self.config.num_layers):
-            hidden = self._layer(hidden, *self.layer_arguments(index, window, cache))
-            if index + 1 in aux_layers:
-                states[index + 1] = hidden
-        hidden = self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
+        inputs = self._layer_inputs(window.tokens, hidden)
+        for layer in range(self.config.num_layers):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache, inputs))
+            if layer + 1 in aux_layers:
+                states[layer + 1] = hidden
+        hidden = self.final_norm(hidden)
         states[self.config.num_layers] = hidden
         return hidden, tuple(states[layer] for layer in aux_layers)
 
-    def layer_arguments(self, layer: int, window: Window, cache: KvCache) -> tuple[Any, ...]:
-        """What `decoder_layer` takes after the hidden states, for one of the layers."""
-        cos, sin = self._tables[layer]
-        weights, constants = self.weights.layers[layer], self._constants[layer]
-        return weights, cache.key[layer], cache.value[layer], cos, sin, window, constants
+    def forward_range(
+        self, hidden: torch.Tensor, window: Window, cache: KvCache, first: int, last: int
+    ) -> torch.Tensor:
+        """Runs some of the layers, and writes their keys and values.
+
+        Args:
+            hidden: [W, hidden], what `embed` gave or the layer before `first` left.
+            window: the tokens. Above the first layer their ids are read only where layers have embeddings of their own.
+            cache: written to, at layers `first` to `last - 1`.
+            first: the first layer to run, from 0.
+            last: the layer to stop before; with `last == first` nothing runs.
+
+        Returns:
+            [W, hidden], before the final norm.
+        """
+        inputs = None
+        if self.config.per_layer_input is not None and first < last:
+            inputs = self._layer_inputs(window.tokens, hidden if first == 0 else self.embed(window.tokens))
+        for layer in range(first, last):
+            hidden = self._layer(hidden, *self.layer_arguments(layer, window, cache, inputs))
+        return hidden
+
+    def layer_arguments(
+        self, layer: int, window: Window, cache: KvCache, inputs: torch.Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """What `decoder_layer` takes after the hidden states, for one of the layers.
+
+        `inputs`, [W, L, size], are the layers' own embeddings of the tokens, if the model has such.
+        """
+        weights, constants, (cos, sin) = self.weights.layers[layer], self._constants[layer], self._tables[layer]
+        own = None if inputs is None else inputs.select(1, layer)
+        return weights, *self.layer_cache(cache, layer), cos, sin, window, constants, own
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int32 [W] to [W, hidden], scaled where the model scales."""
+        return embed_tokens(tokens, self.weights.embedding, self._embedding_scale)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The norm between the last layer and the head, [W, hidden]."""
+        return self._norm(hidden, self.weights.final_norm, self.config.norm_eps, self.config.norm_unit_offset)
+
+    def _layer_inputs(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[W, L, size], or None where layers have no embeddings of their own."""
+        if self.config.per_layer_input is None:
+            return None
+        assert self.weights.layer_embedding is not None, "the weights lack the layers' embeddings"
+        own = embed_tokens(tokens, self.weights.layer_embedding, self._input_scale)
+        projection, norm = self.weights.layer_projection, self.weights.layer_projection_norm
+        return self._project_inputs(own, hidden, projection, norm, self.config.num_layers, self.config.norm_eps)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[W, hidden] to [W, vocab], in the model's type, the final soft cap applied; into `out` if it is given."""

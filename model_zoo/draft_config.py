@@ -114,6 +114,11 @@ def layers_config(hf: Mapping[str, Any], names: Mapping[str, object]) -> Decoder
     try:
         config = family_of(hf).read_config({**hf, "tie_word_embeddings": True})
         kinds = tuple(hf.get("layer_types") or config.layer_types)[: config.num_layers]
+        if config.mla is not None or config.moe is not None:
+            raise UnsupportedModelError(
+                f"draft heads with layers of {config.model_type!r} (latent attention, mixtures of experts); supported: "
+                "dense layers with heads of keys and values"
+            )
         rope = config.rope[0][1]
         return dataclasses.replace(
             config,

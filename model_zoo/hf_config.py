@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import DecoderConfig, LayerType
+from .config import DecoderConfig, LayerType, MlaConfig
 from .errors import CheckpointError, UnsupportedModelError
-from .rope import RopeConfig
+from .rope import RopeConfig, yarn_mscale
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -23,6 +23,30 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def first_given(hf: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """The value of the first of several names for a field that is there and not null.
+
+    Raises:
+        CheckpointError: there is none, and no default.
+    """
+    for name in names:
+        if hf.get(name) is not None:
+            return hf[name]
+    if default is None:
+        raise CheckpointError(f"config.json lacks {names[0]}")
+    return default
+
+
+def require_choice(hf: Mapping[str, Any], name: str, supported: str) -> None:
+    """Refuses a config.json in which a field says anything but `supported`.
+
+    Raises:
+        UnsupportedModelError: it does.
+    """
+    if hf.get(name) not in (None, supported):
+        raise UnsupportedModelError(f"{name} {hf[name]!r}; supported: {supported}")
 
 
 def flat_rope(hf: Mapping[str, Any], head_dim: int) -> RopeConfig:
@@ -53,6 +77,40 @@ def qwen_layer_types(hf: Mapping[str, Any]) -> tuple[list[LayerType], int]:
             for layer in range(hf["num_hidden_layers"])
         ]
     return types, window or 0
+
+
+def latent_choices(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `DecoderConfig` that multi-head latent attention decides (DeepSeek-V2, DeepSeek-V3).
+
+    Raises:
+        UnsupportedModelError: there are biases on a part of the fused projection only.
+    """
+    mla = MlaConfig(
+        query_rank=hf.get("q_lora_rank") or 0,
+        kv_rank=first_given(hf, "kv_lora_rank", default=512),
+        nope_dim=first_given(hf, "qk_nope_head_dim", default=128),
+        rope_dim=first_given(hf, "qk_rope_head_dim", default=64),
+        value_dim=first_given(hf, "v_head_dim", default=128),
+    )
+    bias = bool(hf.get("attention_bias"))
+    if bias and not mla.query_rank:
+        raise UnsupportedModelError("attention_bias True without q_lora_rank; supported: False")
+    kinds = {"full_attention": flat_rope(hf, mla.rope_dim)}
+    scale = mla.head_dim**-0.5
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    weight = scaling.get("mscale_all_dim")
+    if weight and scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        # Longer contexts flatten the softmax, which this undoes (Peng et al. 2023, section 3.4).
+        scale *= yarn_mscale(float(scaling["factor"]), float(weight)) ** 2
+    return {
+        "mla": mla,
+        "num_kv_heads": 1,
+        "head_dim": mla.cached_dim,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "rope": tuple(kinds.items()),
+        "attention_scale": scale,
+    }
 
 
 def decoder_config(hf: Mapping[str, Any], **choices: Any) -> DecoderConfig:
@@ -89,6 +147,7 @@ def decoder_config(hf: Mapping[str, Any], **choices: Any) -> DecoderConfig:
         "max_position_embeddings": hf["max_position_embeddings"],
         "eos_token_ids": token_ids(hf.get("eos_token_id")),
         "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
+        "num_next_token_layers": hf.get("num_nextn_predict_layers") or 0,
         "activation": _ACTIVATIONS.get(activation, activation),
         "attention_scale": head_dim**-0.5,
         "layer_types": ["full_attention"] * layers,

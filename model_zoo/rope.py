@@ -11,7 +11,7 @@ import torch
 
 from .errors import UnsupportedModelError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class RopeConfig:
     """yarn."""
     truncate: bool = True
     """yarn: round the corrected range to whole dimensions."""
+    turned: int = 0
+    """proportional: how many of the `dim` dimensions really turn, the pairs of the shortest wavelengths; even."""
     attention_factor: float = 1.0
     """What cos and sin are multiplied with."""
 
@@ -48,6 +50,8 @@ class RopeConfig:
             )
         if self.dim < 2 or self.dim % 2:
             raise ValueError(f"a rotary embedding turns an even number of dimensions, got {self.dim}")
+        if self.rope_type == "proportional" and (not 2 <= self.turned <= self.dim or self.turned % 2):
+            raise ValueError(f"proportional turns an even number of its {self.dim} dimensions, got {self.turned}")
         if self.theta <= 0.0 or self.factor <= 0.0:
             raise ValueError(f"rope theta ({self.theta}) and factor ({self.factor}) must be positive")
         if self.rope_type in ("llama3", "yarn") and self.original_max_position_embeddings < 1:
@@ -72,8 +76,9 @@ class RopeConfig:
             ValueError: a value that the type needs is missing or out of range.
         """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
+        part = parameters.get("partial_rotary_factor", 1.0)
         values: dict[str, Any] = {
-            "dim": int(head_dim * parameters.get("partial_rotary_factor", 1.0)),
+            "dim": int(head_dim * part),
             "theta": float(parameters.get("rope_theta", theta)),
             "rope_type": kind,
         }
@@ -85,22 +90,29 @@ class RopeConfig:
         if kind in ("llama3", "yarn"):
             original = parameters.get("original_max_position_embeddings") or max_position_embeddings
             values["original_max_position_embeddings"] = int(original)
+        if kind == "proportional":
+            turned = 2 * int(part * head_dim // 2)
+            values |= {"dim": head_dim, "turned": turned, "factor": float(parameters.get("factor", 1.0))}
         if kind == "yarn":
             values |= _yarn_values(parameters, max_position_embeddings / values["original_max_position_embeddings"])
         return cls(**values)
+
+
+def yarn_mscale(factor: float, weight: float = 1.0) -> float:
+    """What yarn multiplies attention's operands with: `0.1 weight ln(factor) + 1` (Peng et al. 2023, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _yarn_values(parameters: Mapping[str, Any], implied_factor: float) -> dict[str, Any]:
     factor = parameters.get("factor")
     factor = implied_factor if factor is None else float(factor)
 
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
         above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        attention_factor = mscale(above) / mscale(below) if above and below else mscale(1.0)
+        attention_factor = yarn_mscale(factor)
+        if above and below:
+            attention_factor = yarn_mscale(factor, above) / yarn_mscale(factor, below)
     return {
         "factor": factor,
         "attention_factor": float(attention_factor),
@@ -114,12 +126,15 @@ def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
     """The angle per position of each pair of dimensions, float32 [dim / 2].
 
     Plain: theta^(-2i/dim) (Su et al. 2021). linear divides it by the factor; llama3 divides the long
-    wavelengths and blends towards them (Llama 3.1); yarn blends by dimension (Peng et al. 2023, section 3.2).
+    wavelengths and blends towards them (Llama 3.1); yarn blends by dimension (Peng et al. 2023, section 3.2);
+    proportional turns the first pairs only (Gemma 4).
     """
     powers = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     plain = 1.0 / powers
     if rope.rope_type == "linear":
         return plain / rope.factor
+    if rope.rope_type == "proportional":
+        return torch.where(torch.arange(rope.dim // 2) < rope.turned // 2, plain / rope.factor, 0.0)
     if rope.rope_type == "llama3":
         return _llama3(rope, plain)
     if rope.rope_type == "yarn":

@@ -11,6 +11,7 @@ from .floor import (
     ngram_cost,
     prefill_cost,
     round_costs,
+    suffix_cost,
 )
 from .observer import Observer, Observers
 from .step_timer import StepEvent, StepTime, StepTimer, phase_seconds, total_calls, total_seconds
@@ -34,6 +35,7 @@ __all__ = [
     "phase_seconds",
     "prefill_cost",
     "round_costs",
+    "suffix_cost",
     "total_calls",
     "total_seconds",
 ]

@@ -68,7 +68,11 @@ class ModelSizes:
     @property
     def body(self) -> int:
         """Elements that one pass reads before the head: all layers and the final norm."""
-        return self.num_layers * (self.layer_matrices + self.layer_vectors) + self.hidden_size
+        return self.body_of(self.num_layers)
+
+    def body_of(self, layers: int) -> int:
+        """Elements that a pass of so many layers and the final norm reads."""
+        return layers * (self.layer_matrices + self.layer_vectors) + self.hidden_size
 
     @property
     def head(self) -> int:
@@ -181,6 +185,7 @@ def forward_cost(
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
     head: bool = True,
+    layers: tuple[int, int] | None = None,
 ) -> StepCost:
     """A pass of a decoder over packed windows; a drafter's passes are counted with it too.
 
@@ -197,12 +202,14 @@ def forward_cost(
         dtype: of weights and logits.
         kv_dtype: of keys and values; None: `dtype`.
         head: whether logits are computed, for all positions; a prefill needs none.
+        layers: the first layer that runs, and the one that does not any more; None: all of them.
     """
+    first, last = (0, sizes.num_layers) if layers is None else layers
     element, kv_element = dtype.itemsize, (kv_dtype or dtype).itemsize
-    read = (sizes.body + width * sizes.hidden_size) * element
+    read = (sizes.body_of(last - first) + width * sizes.hidden_size) * element
     written = 0.0
-    multiply_adds = width * sizes.num_layers * sizes.layer_matrices
-    for sliding in sizes.windows:
+    multiply_adds = width * (last - first) * sizes.layer_matrices
+    for sliding in sizes.windows[first:last]:
         reach = min(context, sliding - 1) if sliding else context
         seen = window * context + window * (window + 1) / 2
         if sliding:
@@ -248,13 +255,29 @@ def ngram_cost(shape: RoundShape, *, min_n: int, max_n: int) -> StepCost:
     )
 
 
-def round_costs(sizes: ModelSizes, shape: RoundShape, propose: StepCost | None = None) -> dict[str, StepCost]:
+def suffix_cost(shape: RoundShape, *, depth: int) -> StepCost:
+    """Suffix decoding: enters the tokens of the last round in an index, and looks at every match.
+
+    Entering a token reads for each of `depth` lengths a head, the parent, a token and a parent to compare, the count,
+    and the best child so far with its count; it writes the node, the count and the best child. A match is a node, its
+    count and its best child, in the row's own tree and in the global one. A draft reads a token, a node, a count and a
+    best child. Each row writes its drafts, their probabilities, how many they are, and how far its index reaches.
+    """
+    read = shape.emitted * (1 + 7 * depth) + 8 * depth + 4 * (shape.window - 1)
+    written = shape.emitted * 3 * depth + 2 * shape.num_drafts + 2
+    return StepCost(bytes_read=shape.rows * _INT32 * read, bytes_written=shape.rows * _INT32 * written)
+
+
+def round_costs(
+    sizes: ModelSizes, shape: RoundShape, propose: StepCost | None = None, *, first_layer: int = 0
+) -> dict[str, StepCost]:
     """The cost of every step of a round, by phase.
 
     Args:
         sizes: of the target.
         shape: of the round.
         propose: what drafting costs; None where nothing drafts, and there is no such step.
+        first_layer: with which verification begins, where drafting has run those before it.
     """
     element, rows = shape.dtype.itemsize, shape.rows
     costs: dict[str, StepCost] = {}
@@ -271,6 +294,7 @@ def round_costs(sizes: ModelSizes, shape: RoundShape, propose: StepCost | None =
         context=shape.context,
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype,
+        layers=(first_layer, sizes.num_layers),
     )
     # The logits of every window token; the drafts and sampling parameters of every row. Out: the token, normaliser,
     # threshold and flag of every position, and what the row emits.

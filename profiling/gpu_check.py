@@ -1,30 +1,39 @@
 """Checks a machine's device from end to end and writes what it found: `python -m draftgraph.profiling.gpu_check DIR`.
 
-In order of what one wants to know first, within a time limit (8 minutes by default): what the machine is, the gpu
+In order of what one wants to know first, within a time limit (7.5 minutes by default): what the machine is, the gpu
 test tier, the identity of every executor's tokens with the CPU's, what loops and launches cost, how fast models at
 the shapes of real ones decode, and the ops' times against their floors. DIR gets `gpu_check.json` and `gpu_check.md`,
 written anew after each section, so that a run that is cut short keeps what it had.
 
-On a machine without a GPU it runs the same sections on the CPU, smaller, which keeps it working.
+On a machine without a GPU it runs the same sections on the CPU, smaller, and the executors of captured graphs on a
+recording driver, which keeps it working.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .checks import page
 
-LIMIT_MINUTES = 8.0
+if TYPE_CHECKING:
+    from ..model_zoo.decoder import DecoderModel
+
+LIMIT_MINUTES = 7.5
+GRACE_SECONDS = 20.0
+"""After the limit the process ends, whatever it waits for: 8 minutes are never exceeded."""
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -55,6 +64,13 @@ class Check:
     """Sizes for a machine without a GPU."""
 
     @property
+    def with_recorded(self) -> tuple[str, ...]:
+        """The executors, and without a GPU those on a recording driver."""
+        from .checks.random_models import RECORDED
+
+        return (*self.executors, *RECORDED) if self.small else self.executors
+
+    @property
     def left(self) -> float:
         """Seconds left."""
         return self.deadline - time.monotonic()
@@ -83,7 +99,8 @@ def identity(check: Check, section: Section) -> None:
     from .checks.identity import check_identities
 
     shapes = ("tiny",) if check.small else ("tiny", "1B")
-    for result in check_identities(check.device, check.executors, shapes=shapes):
+    tokens = 10 if check.small else 32
+    for result in check_identities(check.device, check.with_recorded, shapes=shapes, tokens=tokens):
         section.rows.append(result.to_dict())
         if check.left < 0:
             section.error = "no time was left for the rest"
@@ -115,24 +132,32 @@ def decoding(check: Check, section: Section) -> None:
 
     bandwidth = measure_bandwidth(check.device, 64 if check.small else 2048)
     section.text = f"A copy moves {bandwidth / 1e9:.0f} GB/s."
+    if check.with_recorded != check.executors:
+        section.text += "\nOf a recorded executor the counts are real and the times are not: its launches end at once."
     dtype = torch.float32 if check.small else torch.bfloat16
     for shape in ("tiny",) if check.small else ("1B", "8B"):
-        model = shared_model(shape, check.device, dtype, compile=not check.small)
+        model: DecoderModel | None = None  # lets go of the one before
         for method, drafts in (("none", 0), ("ngram", 7)):
-            for executor in check.executors:
+            for executor in check.with_recorded:
                 if check.left < 0:
                     section.error = "no time was left for the rest"
                     return
-                speed = decoding_speed(shape, model, method, drafts, executor, bandwidth, 32 if check.small else 256)
-                section.rows.append(speed.to_dict())
-        del model
+                tokens = 32 if check.small else 256
+                try:
+                    model = model or shared_model(shape, check.device, dtype, compile=not check.small)
+                    speed = decoding_speed(shape, model, method, drafts, executor, bandwidth, tokens)
+                    section.rows.append(speed.to_dict())
+                except Exception as problem:  # such as too little memory; the page lists it, and the others still run
+                    row = {"shape": shape, "method": method, "drafts": drafts, "executor": executor}
+                    error = f"{type(problem).__name__}: {problem}"
+                    section.rows.append({**row, "passed": False, "error": error})
 
 
 def ops(check: Check, section: Section) -> None:
     """Every op's time against its floor."""
     tests = _REPOSITORY / "tests" / "bench" / "test_ops.py"
     if check.small or not tests.is_file():
-        section.text = "left out: needs a GPU and a clone"
+        section.text = "left out: it needs a GPU and a clone"
         return
     _pytest(check, section, [str(tests), "-q", "--no-header", "-s", "--benchmark-enable"], share=0.9)
 
@@ -149,6 +174,10 @@ SECTIONS: dict[str, Callable[[Check, Section], None]] = {
 
 
 def _pytest(check: Check, section: Section, arguments: list[str], share: float) -> None:
+    missing = [name for name in ("pytest", "pytest_benchmark") if importlib.util.find_spec(name) is None]
+    if missing:
+        section.text = f"left out: not installed are {', '.join(missing)} (pip install pytest pytest-benchmark)"
+        return
     command = [sys.executable, "-m", "pytest", *arguments]
     try:
         run = subprocess.run(
@@ -179,7 +208,7 @@ def run_sections(
     Args:
         check: what they are told.
         names: of `SECTIONS`.
-        save: called after each with what there is, and with the names left out so far.
+        save: called before and after each with what there is, and with the names of those still to come.
     """
     done: dict[str, Section] = {}
     for index, name in enumerate(names):
@@ -188,16 +217,15 @@ def run_sections(
             yield f"left out, no time was left: {', '.join(names[index:])}"
             return
         section = done[name] = Section()
+        save(done, names[index + 1 :])
         start = time.monotonic()
         try:
             SECTIONS[name](check, section)
         except Exception as problem:  # the others still run, and the page shows it
             section.error = f"{type(problem).__name__}: {problem}"
         section.seconds = time.monotonic() - start
-        save(done, [])
-        failed = sum(row.get("passed") is False for row in section.rows)
-        state = section.error or (f"{failed} of {len(section.rows)} failed" if failed else "ok")
-        yield f"{name}: {state} ({section.seconds:.1f} s)"
+        save(done, names[index + 1 :])
+        yield f"{name}: {page.state(section.to_dict())} ({section.seconds:.1f} s)"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -218,10 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     directory: Path = options.directory
     directory.mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec("platformdirs") is None:  # which alone knows where the user's cache is
+        os.environ.setdefault("DRAFTGRAPH_CACHE", str(directory / "cache"))
+    deadline = time.monotonic() + 60 * options.minutes
 
     from ..runtime.doctor import package_version
 
-    check = Check(device, working_executors(device), time.monotonic() + 60 * options.minutes, device.type == "cpu")
     report: dict[str, Any] = {
         "version": package_version("draftgraph"),
         "date": time.strftime("%Y-%m-%d"),
@@ -229,15 +259,40 @@ def main(arguments: list[str] | None = None) -> int:
         "torch": torch.__version__,
     }
 
-    def save(done: dict[str, Section], left_out: list[str]) -> None:
-        report["sections"] = {name: section.to_dict() for name, section in done.items()}
-        report["left_out"] = left_out
-        (directory / "gpu_check.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-        (directory / "gpu_check.md").write_text(page.render(report), encoding="utf-8")
+    writing = threading.Lock()
+    latest: dict[str, Section] = {}
 
+    def save(done: dict[str, Section], left_out: list[str]) -> None:
+        with writing:
+            latest.update(done)
+            report["sections"] = {name: section.to_dict() for name, section in done.items()}
+            report["left_out"] = left_out
+            (directory / "gpu_check.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+            (directory / "gpu_check.md").write_text(page.render(report), encoding="utf-8")
+
+    def stop() -> None:
+        """Ends the process at the limit, whatever the section under way waits for: it may be a device that hangs."""
+        try:
+            reason = f"stopped at the limit of {options.minutes:g} minutes"
+            if latest:
+                section = list(latest.values())[-1]
+                section.error = section.error or reason
+                save(dict(latest), report["left_out"])
+            print(f"{list(latest)[-1] if latest else 'probing the executors'}: {reason}", flush=True)
+        finally:
+            os._exit(1)
+
+    save({}, options.only or list(SECTIONS))
+    # The sections look at the clock between their parts, and get a little time for the part under way.
+    watchdog = threading.Timer(60 * options.minutes + GRACE_SECONDS, stop)
+    watchdog.daemon = True
+    watchdog.start()
+
+    check = Check(device, working_executors(device), deadline, device.type == "cpu")
     print(f"checking {report['device']} with executors {', '.join(check.executors)}", flush=True)
     for line in run_sections(check, options.only or list(SECTIONS), save):
         print(line, flush=True)
+    watchdog.cancel()
     print(f"wrote {directory / 'gpu_check.md'}")
     sections = report["sections"].values()
     good = not report["left_out"] and all(

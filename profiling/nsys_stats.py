@@ -62,9 +62,12 @@ def read_stats(file: Path) -> list[StepTime]:
         rows = read_sqlite(file)
     else:
         try:
-            rows = read_csv(file.read_text(encoding="utf-8").splitlines())
+            lines = file.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
-            raise ValueError(f"{file} is neither an SQLite export nor CSV of `nsys stats`") from None
+            lines = []
+        rows = read_csv(lines)
+        if not any("Range" in line or line.startswith("SKIPPED") for line in lines):  # not even a header
+            raise ValueError(f"{file} is neither an SQLite export nor CSV of `nsys stats` on NVTX ranges")
     if not rows:
         raise ValueError(f"{file} has no NVTX ranges of the domain {DOMAIN!r}: was the run started with them?")
     return rows

@@ -11,8 +11,6 @@ import os
 from contextlib import AbstractContextManager
 from typing import Any
 
-import nvtx
-
 from ..graphs import Program, Step
 from .names import DOMAIN, StepName
 from .observer import Observer
@@ -50,6 +48,8 @@ class NvtxRanges(Observer):
     """Marks ranges; `Engine.observe` attaches it, or `DRAFTGRAPH_NVTX=1` for all engines of a process."""
 
     def __init__(self) -> None:
+        import nvtx  # not before ranges are wanted: the device check runs where only torch and the like are installed
+
         self._domain = nvtx.get_domain(DOMAIN)
         self._ranges: dict[tuple[str, str], _Range] = {}
         self._requests: dict[int, Any] = {}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import platformdirs
 
 from .errors import FetchError
 
@@ -27,7 +26,11 @@ NOTE_NAME = "draftgraph.json"
 def cache_directory() -> Path:
     """`$DRAFTGRAPH_CACHE`, or the user's cache directory; it need not exist."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("draftgraph"))
+    if named:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("draftgraph"))
 
 
 def entry_path(key: str) -> Path:

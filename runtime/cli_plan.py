@@ -158,7 +158,7 @@ def _measured(
     from .loading import load_target
     from .plan.measure import measure_acceptance, measure_costs, with_depth
 
-    if speculation.method == "none":
+    if not speculation.traits.drafts:
         raise ConfigError("there is nothing to plan for method 'none', which makes no drafts: name a drafting method")
     config = EngineConfig(speculative=with_depth(speculation, max_drafts), **options)
     with terminal_progress() as progress:

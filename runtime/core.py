@@ -169,6 +169,11 @@ class EngineCore:
         """The least that drafting costs in a round; None for plain decoding."""
         return None if self._speculator is None else self._speculator.propose_cost(shape)
 
+    @property
+    def first_layer(self) -> int:
+        """The target's layer with which verification begins."""
+        return 0 if self._speculator is None else self._speculator.first_layer
+
     def attach(self, observer: Observer, *, on_host: bool) -> None:
         """Lets `observer` see the requests from now on, and what the host executor runs.
 
@@ -272,6 +277,8 @@ class EngineCore:
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
         if self._speculator is not None and self._speculator.unseen and len(cached) > request.prefilled:
             cached = cached[: max(request.prefilled, len(cached) - self._speculator.unseen)]
+        if self._speculator is not None and request.phase is Phase.DECODE and not error:
+            self._speculator.finish(request.slot, (*request.prompt_ids, *request.token_ids))
         # What no finite logits vouch for must not be read again, not even masked: zero times NaN is NaN.
         if error or request.phase is Phase.PREFILL:
             cached = ()

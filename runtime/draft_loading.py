@@ -16,7 +16,6 @@ from ..profiling.speed_model import expected_tokens
 from .models import resolve_model
 from .progress import ProgressCallback
 from .speculative_config import SpeculativeConfig
-from .speculative_methods import METHODS
 from .token_texts import read_vocabulary
 from .tokenizer_files import load_tokenizer, tokenizer_hash
 from .vocab_mapping import VocabMapping, load_mapping
@@ -55,7 +54,7 @@ def find_draft(config: SpeculativeConfig, progress: ProgressCallback | None) -> 
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
         CheckpointError, UnsupportedModelError: its config.json cannot be used.
     """
-    if not METHODS[config.method].language_model:
+    if not config.traits.language_model:
         return None
     assert config.model is not None  # SpeculativeConfig requires it
     path = resolve_model(config.model, progress=progress)

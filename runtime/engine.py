@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,7 @@ class Engine:
         self.tokenizer = target.tokenizer
         self.model_path: Path = target.path
         """The local directory of the weights in use."""
-        self.model_sizes: ModelSizes = model_sizes(target.config)
-        """What the floor counts with."""
+        self._decoder_config = target.config
         self._lock = threading.RLock()
         self._closed = False
         if wanted():
@@ -208,11 +208,17 @@ class Engine:
                 if not self._closed:
                     self._core.detach(observer)
 
+    @cached_property
+    def model_sizes(self) -> ModelSizes:
+        """What the floor counts with; an `UnsupportedModelError` for models with parts that it does not count."""
+        return model_sizes(self._decoder_config)
+
     def round_costs(self, shape: RoundShape) -> dict[str, StepCost]:
         """The least that each phase of a round of this engine must move and compute; `shape` gives the dtypes."""
         with self._lock:
             self._require_open()
-            return round_costs(self.model_sizes, shape, self._core.propose_cost(shape))
+            propose = self._core.propose_cost(shape)
+            return round_costs(self.model_sizes, shape, propose, first_layer=self._core.first_layer)
 
     def prefill_cost(self, *, width: int, tokens: float, context: float) -> StepCost:
         """The least that a prefill chunk must move and compute: `tokens` of `width`, after `context` cached ones."""

@@ -56,11 +56,12 @@ def find_head(config: SpeculativeConfig, progress: ProgressCallback | None) -> H
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
         CheckpointError, UnsupportedModelError: it is of another kind, damaged or incomplete.
     """
-    if not METHODS[config.method].reads_target:
+    readers = [name for name in config.methods if METHODS[name].reads_target]
+    if not readers:
         return None
     assert config.model is not None  # SpeculativeConfig requires it
     path = resolve_model(config.model, progress=progress, pickles=True)
-    checkpoint = open_draft(path, config.method, numbering=config.aux_layer_numbering)
+    checkpoint = open_draft(path, readers[0], numbering=config.aux_layer_numbering)
     checkpoint.check()
     return HeadSource(config.model, checkpoint)
 

@@ -37,7 +37,7 @@ from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
 from .speculative_config import SpeculativeConfig
-from .speculators import SpeculatorParts, create_speculator
+from .speculators import SpeculatorParts, check_custom, create_speculator, speculator_class
 from .tokenizer_files import load_tokenizer
 from .verification import create_policy
 
@@ -90,6 +90,8 @@ class _Found:
 def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None) -> _Found:
     """Resolves and checks a target model and its drafter, cheapest checks first."""
     config.speculative.require_available()
+    if config.speculative.speculator is not None:
+        speculator_class(config.speculative.speculator)
     _check_executor(config)
     if config.exact:
         _widths(config, config.speculative.num_speculative_tokens or 0)
@@ -104,11 +106,20 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
     num_drafts = speculative.num_speculative_tokens or 0
     _widths(config, num_drafts)
     target_states = () if head is None else check_head(head, decoder, speculative)
+    speculative.check_layers(decoder.num_layers)
     max_model_len = _max_model_len(config, decoder, draft)
     if num_drafts >= max_model_len:
         raise ConfigError(
             f"num_speculative_tokens is {num_drafts}, but a sequence has at most {max_model_len} tokens "
             f"(max_model_len): use at most {max_model_len - 1}"
+        )
+    if config.speculative.speculator is not None:
+        check_custom(
+            config.speculative.speculator,
+            _state_shape(config, speculative, decoder, max_model_len),
+            hidden_size=decoder.hidden_size,
+            dtype=config.torch_dtype,
+            buckets=config.buckets,
         )
     return _Found(path, decoder, max_model_len, speculative, draft, head, target_states)
 
@@ -163,33 +174,23 @@ def build_core(
     """
     device = config.torch_device
     speculative = target.speculative or config.speculative
-    num_drafts = speculative.num_speculative_tokens or 0
-    widths = _widths(config, num_drafts)
-    state = DecodeState.allocate(
-        StateShape(
-            slots=config.buckets[-1],
-            context=target.max_model_len,
-            num_drafts=num_drafts,
-            vocab_size=target.config.vocab_size,
-            max_bucket=config.buckets[-1],
-            max_width=max(w[-1] for w in widths.values()),
-            max_stop_tokens=MAX_STOP_TOKEN_IDS + len(target.config.eos_token_ids),
-            keeps_draft_probs=speculative.keeps_draft_probs,
-            ring=ring or 0,
-        ),
-        dtype=config.torch_dtype,
-        device=device,
+    widths = _widths(config, speculative.num_speculative_tokens or 0)
+    shape = _state_shape(config, speculative, target.config, target.max_model_len, ring)
+    state = DecodeState.allocate(shape, dtype=config.torch_dtype, device=device)
+    cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
+    parts = SpeculatorParts(
+        draft=None if target.draft is None else target.draft.model,
+        mapping=None if target.draft is None else target.draft.mapping,
+        target=target.model,
+        target_cache=cache,
+        head=None if target.head is None else target.head.model,
+        target_states=() if target.head is None else target.head.target_states,
+        fixed_width=widths[config.buckets[-1]][-1] if config.exact else None,
     )
-    parts = SpeculatorParts()
-    if target.draft is not None:
-        parts = SpeculatorParts(draft=target.draft.model, mapping=target.draft.mapping)
-    if target.head is not None:
-        parts = SpeculatorParts(head=target.head.model, target_states=target.head.target_states)
     speculator = create_speculator(speculative, parts)
     if speculator is not None:
         speculator.allocate(state)
     _set_draft_limit(state, speculative)
-    cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
     policy = create_policy(speculative)
     policy.allocate(state)
     builder = RoundBuilder(target.model, cache, state, speculator, policy)
@@ -207,6 +208,27 @@ def build_core(
     lookahead = 0 if speculator is None else speculator.lookahead
     slots = SlotPool(config.max_batch_size, reuse_multiple=reuse, lookahead=lookahead)
     return EngineCore(state, builder, speculator, executor, slots, plan)
+
+
+def _state_shape(
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    decoder: DecoderConfig,
+    max_model_len: int,
+    ring: int | None = None,
+) -> StateShape:
+    num_drafts = speculative.num_speculative_tokens or 0
+    return StateShape(
+        slots=config.buckets[-1],
+        context=max_model_len,
+        num_drafts=num_drafts,
+        vocab_size=decoder.vocab_size,
+        max_bucket=config.buckets[-1],
+        max_width=max(widths[-1] for widths in _widths(config, num_drafts).values()),
+        max_stop_tokens=MAX_STOP_TOKEN_IDS + len(decoder.eos_token_ids),
+        keeps_draft_probs=speculative.keeps_draft_probs,
+        ring=ring or 0,
+    )
 
 
 def _check_executor(config: EngineConfig) -> None:

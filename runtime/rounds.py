@@ -116,9 +116,11 @@ class RoundBuilder:
                 window.slot_of_row,
             )
             wanted = () if speculator is None else speculator.target_states
-            _, states = self._model.forward_with_aux(window, self._cache, wanted)
+            hidden, states = self._model.forward_with_aux(window, self._cache, wanted)
             if speculator is not None:
-                speculator.prefill(s, window, states)
+                speculator.prefill(s, window, hidden)
+                if wanted:
+                    speculator.observe_prompt(s, window, states)
 
         return self._program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk))
 
@@ -158,9 +160,6 @@ class RoundBuilder:
         return Step("budget", plan)
 
     def _verify(self, bucket: int, width: int) -> Step:
-        speculator = self._speculator
-        wanted = () if speculator is None else speculator.target_states
-
         def verify(s: DecodeState) -> None:
             window = Window(
                 tokens=s.window_tokens[:width],
@@ -182,12 +181,22 @@ class RoundBuilder:
                 window.slots,
                 window.rows,
             )
-            hidden, states = self._model.forward_with_aux(window, self._cache, wanted)
-            self._model.logits(hidden, out=s.logits[:width])
-            if speculator is not None and wanted:
-                speculator.observe(s, window, states)
+            self._model.logits(self._forward(s, window), out=s.logits[:width])
 
         return Step(f"verify[{width}]", verify)
+
+    def _forward(self, state: DecodeState, window: Window) -> torch.Tensor:
+        """The target's last hidden states over the rows' windows, from the layer at which the drafter left off."""
+        model, speculator = self._model, self._speculator
+        begun = None if speculator is None else speculator.verify_hidden(state, window)
+        if speculator is None or begun is None:
+            wanted = () if speculator is None else speculator.target_states
+            hidden, states = model.forward_with_aux(window, self._cache, wanted)
+            if speculator is not None and wanted:
+                speculator.observe(state, window, states)
+            return hidden
+        layers = (speculator.first_layer, model.config.num_layers)
+        return model.final_norm(model.forward_range(begun, window, self._cache, *layers))
 
     def _record(self, bucket: int, buffers: LogprobBuffers) -> Step:
         def record(s: DecodeState) -> None:

@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..kernels.suffix_index import LONGEST
 from ..model_zoo.draft_config import NUMBERINGS
 from .checks import check_bool, check_choice, check_integer, check_number
 from .errors import ConfigError, NotAvailableError
 from .speculative_methods import (
     MAX_SPECULATIVE_TOKENS,
     METHODS,
+    Method,
     canonical_method,
     checkpoint_depth,
+    combined,
     modules_per_pass,
     nearest,
     vocabulary_size,
@@ -41,10 +44,14 @@ _LEAST = {
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 1,
     "dspark_draft_topk": 1,
+    "exit_layer": 1,
     "suffix_decoding_max_tree_depth": 1,
     "suffix_decoding_max_cached_requests": 0,
 }
 """The least value of each integer option."""
+
+_MOST = {"num_speculative_tokens": MAX_SPECULATIVE_TOKENS, "suffix_decoding_max_tree_depth": LONGEST}
+"""The most, where there is a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +64,8 @@ class SpeculativeConfig:
         ConfigError: a value of the wrong type or out of its range, or two options that contradict each other.
     """
 
-    method: str = "none"
-    """A key of `METHODS`; "none" is plain decoding."""
+    method: str | tuple[str, ...] = "none"
+    """A key of `METHODS`; "none" is plain decoding. Of several, in a list, the first that drafts for a row wins."""
     model: str | None = None
     """The draft checkpoint: a directory or a hub id. Methods without a checkpoint of their own take none."""
     num_speculative_tokens: int | None = None
@@ -94,13 +101,17 @@ class SpeculativeConfig:
     attention_backend: str | None = None
     """Attention backend of the drafter. None: the target's."""
     suffix_decoding_max_tree_depth: int = 24
-    """suffix: the longest suffix kept, in tokens."""
+    """suffix: the longest suffix kept, in tokens, at most 64."""
     suffix_decoding_max_cached_requests: int = 10000
-    """suffix: finished requests that the global tree keeps, first in first out; 0 turns it off."""
+    """suffix: finished requests that the global tree keeps at most, first in first out; 0 turns it off."""
     suffix_decoding_max_spec_factor: float = 1.0
     """suffix: drafts allowed per matched token."""
     suffix_decoding_min_token_prob: float = 0.1
     """suffix: drafting stops below this estimated probability, in [0, 1]."""
+    exit_layer: int | None = None
+    """layerskip: how many of the target's layers draft, from 1 to all."""
+    speculator: str | None = None
+    """custom: the class that drafts, as "package.module:Class", or the name of an entry point."""
 
     @classmethod
     def parse(cls, value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
@@ -156,7 +167,7 @@ class SpeculativeConfig:
             ConfigError: K given by neither the config nor the checkpoint, K that is not a multiple of the
                 checkpoint's `n_predict` when larger, or vocabularies that differ.
         """
-        method = METHODS[self.method]
+        method = self.traits
         if not method.drafts:
             return self
         if method.needs_model and draft_config is None:
@@ -164,7 +175,8 @@ class SpeculativeConfig:
         source = target_config if draft_config is None else draft_config
         depth = self.num_speculative_tokens
         if depth is None:
-            depth = checkpoint_depth(self.method, source)
+            found = (checkpoint_depth(name, source) for name in self.methods)
+            depth = next((depth for depth in found if depth is not None), None)
         if depth is None:
             raise ConfigError(
                 f"method {self.method!r} needs num_speculative_tokens (K): its checkpoint does not give it"
@@ -184,6 +196,11 @@ class SpeculativeConfig:
                 )
         return dataclasses.replace(self, num_speculative_tokens=depth)
 
+    def check_layers(self, num_layers: int) -> None:
+        """Checks the options that name layers of the target; raises `ConfigError` for one that it has not."""
+        if self.exit_layer is not None and self.exit_layer > num_layers:
+            raise ConfigError(f"exit_layer must be from 1 to {num_layers}, the target's layers, got {self.exit_layer}")
+
     def require_available(self) -> None:
         """Checks that this version has the method and every option that is set.
 
@@ -191,17 +208,17 @@ class SpeculativeConfig:
             NotAvailableError: it does not; the message lists what is available.
         """
         methods = ", ".join(repr(name) for name, method in METHODS.items() if method.available)
-        if not METHODS[self.method].available:
-            raise NotAvailableError(
-                f"method {self.method!r} ({METHODS[self.method].summary}) is not available in this version; "
-                f"available: {methods}"
-            )
-        if self.draft_sample_method != "greedy" and not METHODS[self.method].samples_drafts:
+        for name in self.methods:
+            if not METHODS[name].available:
+                raise NotAvailableError(
+                    f"method {name!r} ({METHODS[name].summary}) is not available in this version; available: {methods}"
+                )
+        if self.draft_sample_method != "greedy" and not self.traits.samples_drafts:
             raise NotAvailableError(
                 f"draft_sample_method {self.draft_sample_method!r} is not available with method "
                 f"{self.method!r}, which does not sample its drafts; available: 'greedy'"
             )
-        if self.parallel_drafting and not METHODS[self.method].parallel:
+        if self.parallel_drafting and not self.traits.parallel:
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.parallel)
             raise NotAvailableError(
                 f"parallel_drafting is not available with method {self.method!r} in this version; available: its "
@@ -213,6 +230,16 @@ class SpeculativeConfig:
                     f"{field.name} is not available in this version; available: its default, "
                     f"{field.default!r}, with the methods {methods}"
                 )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Keys of `METHODS`: the one method, or those of which the first that drafts wins."""
+        return (self.method,) if isinstance(self.method, str) else self.method
+
+    @property
+    def traits(self) -> Method:
+        """What holds for the methods together."""
+        return combined(self.methods)
 
     @property
     def keeps_draft_probs(self) -> bool:
@@ -249,9 +276,8 @@ class SpeculativeConfig:
             if isinstance(field.default, bool):
                 check_bool(ConfigError, field.name, value)
             elif field.name in _LEAST and not (value is None and field.default is None):
-                most = MAX_SPECULATIVE_TOKENS if field.name == "num_speculative_tokens" else None
-                check_integer(ConfigError, field.name, value, _LEAST[field.name], most)
-        for name in ("model", "attention_backend"):
+                check_integer(ConfigError, field.name, value, _LEAST[field.name], _MOST.get(field.name))
+        for name in ("model", "attention_backend", "speculator"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be a non-empty string or None, got {value!r}")
@@ -264,22 +290,27 @@ class SpeculativeConfig:
         check_number(ConfigError, "suffix_decoding_min_token_prob", least, 0.0, 1.0)
 
     def _check_method(self) -> None:
-        if not isinstance(self.method, str):
-            raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        self._set("method", canonical_method(self.method))
-        if self.method not in METHODS:
-            close = nearest(self.method, METHODS)
-            raise ConfigError(f"unknown method {self.method!r}{close}; methods: {', '.join(METHODS)}")
-        if METHODS[self.method].needs_model and self.model is None:
-            raise ConfigError(f"method {self.method!r} needs model, the draft's directory or hub id")
-        if not METHODS[self.method].drafts and self.num_speculative_tokens is not None:
+        self._set("method", _checked_methods(self.method))
+        traits, shown = self.traits, self.method
+        for option, needed, what in (
+            ("model", traits.needs_model, "the draft's directory or hub id"),
+            ("exit_layer", traits.exits_early, "how many of the target's layers draft"),
+            ("speculator", traits.user_class, 'the class that drafts, as "package.module:Class"'),
+        ):
+            if needed and getattr(self, option) is None:
+                raise ConfigError(f"method {shown!r} needs {option}, {what}")
+        for option, fits in (("exit_layer", "exits_early"), ("speculator", "user_class")):
+            if getattr(self, option) is not None and not getattr(traits, fits):
+                fitting = ", ".join(repr(name) for name, method in METHODS.items() if getattr(method, fits))
+                raise ConfigError(f"{option} needs method {fitting}, got {shown!r}")
+        if not traits.drafts and self.num_speculative_tokens is not None:
             raise ConfigError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}, but method {self.method!r} makes none: "
+                f"num_speculative_tokens is {self.num_speculative_tokens}, but method {shown!r} makes none: "
                 "leave it out, or name a method"
             )
 
     def _fill_defaults(self) -> None:
-        method = METHODS[self.method]
+        method = self.traits
         if method.looks_up:
             shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
             if longest is None:
@@ -303,10 +334,10 @@ class SpeculativeConfig:
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         if shortest is not None and longest is not None and shortest > longest:
             raise ConfigError(f"prompt_lookup_min ({shortest}) must not exceed prompt_lookup_max ({longest})")
-        if self.use_heterogeneous_vocab and not METHODS[self.method].own_vocabulary:
+        if self.use_heterogeneous_vocab and not self.traits.own_vocabulary:
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.own_vocabulary)
             raise ConfigError(f"use_heterogeneous_vocab needs method {fitting}, got {self.method!r}")
-        if self.aux_layer_numbering is not None and not METHODS[self.method].reads_layers:
+        if self.aux_layer_numbering is not None and not self.traits.reads_layers:
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.reads_layers)
             raise ConfigError(f"aux_layer_numbering needs method {fitting}, got {self.method!r}")
         if self.draft_sample_method == "probabilistic":
@@ -339,6 +370,37 @@ class SpeculativeConfig:
         else:
             most = MAX_SPECULATIVE_TOKENS if depth is None else depth
             check_number(ConfigError, options[1], self.synthetic_acceptance_length, 1, most + 1)
+
+
+def _checked_methods(given: object) -> str | tuple[str, ...]:
+    """The methods by the names that draftgraph uses; a list of one is that one."""
+    several = isinstance(given, (list, tuple))
+    names = [given] if not isinstance(given, (list, tuple)) else list(given)
+    known = ", ".join(METHODS)
+    found: list[str] = []
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"method must be one of {known}, or a list of these, got {given!r}")
+        method = canonical_method(name)
+        if method not in METHODS:
+            raise ConfigError(f"unknown method {method!r}{nearest(method, METHODS)}; methods: {known}")
+        if method in found:
+            raise ConfigError(f"method names {method!r} twice: {given!r}; name each method once")
+        found.append(method)
+    if not found:
+        raise ConfigError(f"method is an empty list; name one or more of {known}")
+    if len(found) == 1:
+        return found[0]
+    idle = [name for name in found if not METHODS[name].drafts]
+    if several and idle:
+        drafting = ", ".join(name for name, method in METHODS.items() if method.drafts)
+        raise ConfigError(f"method {idle[0]!r} drafts nothing, so it has no place in a list, got {given!r}: {drafting}")
+    sources = [name for name in found if METHODS[name].needs_model]
+    if len(sources) > 1:
+        raise ConfigError(
+            f"method names {' and '.join(map(repr, sources))}, which each need a model; accepted: one such"
+        )
+    return tuple(found)
 
 
 def _parse_json(text: str) -> object:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +44,15 @@ class Method:
     """Whether it may read any of them, so that a checkpoint numbers layers (`aux_layer_numbering`)."""
     parallel: bool = False
     """Whether there are heads of it that draft all tokens in one pass (`parallel_drafting`)."""
+    exits_early: bool = False
+    """Whether the target's own first layers draft (`exit_layer`)."""
+    user_class: bool = False
+    """Whether it is a class of the user's (`speculator`)."""
+
+    @property
+    def self_sufficient(self) -> bool:
+        """Whether the number of drafts is all that it needs to be told."""
+        return not (self.needs_model or self.exits_early or self.user_class)
 
 
 def modules_per_pass(config: Mapping[str, Any]) -> int | None:
@@ -80,7 +89,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "none": Method(summary="plain decoding, one token per target pass", available=True, drafts=False),
         "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True, looks_up=True),
-        "suffix": Method(summary="suffix trees over this request and finished ones", depth_from_tree=True),
+        "suffix": Method(
+            summary="suffix trees over this request and finished ones", available=True, depth_from_tree=True
+        ),
         "draft_model": Method(
             summary="a smaller language model drafts",
             available=True,
@@ -133,10 +144,33 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             depth_from_checkpoint=True,
             checkpoint_depth=_block_size,
         ),
-        "layerskip": Method(summary="the target's first layers draft"),
+        "layerskip": Method(
+            summary="the target's first layers draft", available=True, exits_early=True, samples_drafts=True
+        ),
+        "custom": Method(summary="a class of the user's drafts", available=True, user_class=True),
     }
 )
 """Every method by name, plain decoding included."""
+
+
+def combined(names: Sequence[str]) -> Method:
+    """What holds for several methods of which the first that drafts wins; for one, that method.
+
+    Together they draft greedily: verification would have to know which of them a draft was sampled by.
+
+    Args:
+        names: keys of `METHODS`.
+    """
+    methods = [METHODS[name] for name in names]
+    if len(methods) == 1:
+        return methods[0]
+    traits: dict[str, Any] = {
+        field.name: any(getattr(method, field.name) for method in methods)
+        for field in fields(Method)
+        if isinstance(field.default, bool)
+    }
+    traits |= {"available": all(method.available for method in methods), "samples_drafts": False}
+    return Method(summary="; else ".join(method.summary for method in methods), **traits)
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

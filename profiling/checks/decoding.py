@@ -35,8 +35,18 @@ class DecodingSpeed:
     """The weights, each read once."""
     share_of_bandwidth: float
     """Bytes per round over the time of a round, over the measured bandwidth of the device."""
+    host_microseconds_per_round: float
+    """Processor time of the thread that asks, prefill and waiting included, the median of `REPEATS` answers."""
+    host_microseconds_per_token: float
     warmup_seconds: float
     """Compilation and capture."""
+    graphs: int
+    """Captured, one for each step of each program."""
+    graph_nodes: int
+    graph_megabytes: float
+    """By how much captures made their pool of memory grow."""
+    capture_seconds: float
+    """Of warming up and capturing, all graphs together."""
 
     def to_dict(self) -> dict[str, Any]:
         """In types that JSON has."""
@@ -62,9 +72,9 @@ def measure_bandwidth(device: torch.device, megabytes: int = 512) -> float:
 
 
 def weight_bytes(model: DecoderModel) -> int:
-    """What one pass reads: every matrix, and of the embedding table a few rows only."""
+    """What one pass of a dense model reads: every matrix, and of the embedding table a few rows only."""
     weights = model.weights
-    tensors = [t for layer in weights.layers for t in layer if t is not None] + [weights.head]
+    tensors = [t for layer in weights.layers for t in layer if isinstance(t, torch.Tensor)] + [weights.head]
     element = torch.empty(0, dtype=model.dtype).element_size()
     return sum(tensor.numel() for tensor in tensors) * element
 
@@ -86,7 +96,7 @@ def decoding_speed(
         model: of that shape; its engine is made here.
         method: how to draft, by its name.
         drafts: how many; 0 for "none".
-        executor: its name.
+        executor: its name, as `random_engine` takes it.
         bandwidth: bytes per second of the device.
         tokens: how many to generate.
     """
@@ -103,12 +113,16 @@ def decoding_speed(
     )
     with engine:
         start = time.perf_counter()
-        engine.warmup()
+        captured = engine.warmup()
         warmup = time.perf_counter() - start
         prompt = [index % CYCLE + 70 for index in range(64)]
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         engine.generate(prompt, params)
-        metrics = [engine.generate(prompt, params).metrics for _ in range(REPEATS)]
+        metrics, host = [], []
+        for _ in range(REPEATS):
+            start = time.thread_time()
+            metrics.append(engine.generate(prompt, params).metrics)
+            host.append(1e6 * (time.thread_time() - start))
     rates, rounds = [], []
     for figures in metrics:
         # The first burst ends prefill; what follows is decoding.
@@ -128,5 +142,11 @@ def decoding_speed(
         seconds_per_round=per_round,
         bytes_per_round=size,
         share_of_bandwidth=size / per_round / bandwidth,
+        host_microseconds_per_round=statistics.median(host) / max(1, metrics[0].rounds),
+        host_microseconds_per_token=statistics.median(host) / metrics[0].output_tokens,
         warmup_seconds=warmup,
+        graphs=len(captured.steps),
+        graph_nodes=sum(step.nodes for step in captured.steps),
+        graph_megabytes=sum(step.bytes for step in captured.steps) / 1e6,
+        capture_seconds=captured.seconds,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,13 +12,13 @@ import torch
 from ...model_zoo.decoder import DecoderModel
 from ...runtime.sampling_params import SamplingParams
 from ...runtime.speculative_config import METHODS, SpeculativeConfig
-from .random_models import SHAPES, random_engine, random_model
+from .random_models import SHAPES, drafter_config, random_engine, random_model
 
 CONTEXT = 256
 PROMPTS = ([5, 6, 30, 31, 90], [100, 101, 102], list(range(40, 75)), [7] * 20)
 SAMPLING = {
-    "greedy": SamplingParams(max_tokens=32),
-    "sampled": SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95, seed=11),
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=11),
 }
 DRAFTS = 5
 
@@ -48,9 +49,17 @@ class Identity:
         return {**asdict(self), "passed": self.passed}
 
 
-def methods_without_weights() -> list[str]:
-    """The methods that this version has and that need no checkpoint of their own."""
-    return [name for name, method in METHODS.items() if method.available and not method.needs_model]
+RULES = ("standard", "block", "coupled")
+"""Of verification; those that promise the same tokens again for the same seed and method."""
+
+
+def checked_methods() -> list[str]:
+    """The methods that this version has and that random weights can draft for."""
+    return [
+        name
+        for name, method in METHODS.items()
+        if method.available and (method.self_sufficient or method.language_model)
+    ]
 
 
 def compare_tokens(wanted: list[list[int]], got: list[list[int]]) -> tuple[int, int]:
@@ -72,54 +81,77 @@ def check_identities(
     *,
     shapes: tuple[str, ...] = ("tiny",),
     compile: bool = False,
+    tokens: int = 32,
     on_engine: Callable[[Any, str], None] | None = None,
 ) -> Iterator[Identity]:
     """Compares every executor on `device` with the host executor on the CPU, in float32.
 
     Args:
         device: the device to check.
-        executors: names, as `EngineConfig.executor` takes them.
-        shapes: of `random_models.SHAPES`.
+        executors: names, as `random_engine` takes them.
+        shapes: of `random_models.SHAPES`. The first is checked under every rule, the others under "coupled".
         compile: compile the models on `device`.
+        tokens: of each answer.
         on_engine: called with each engine and the executor's name before it answers.
     """
-    for shape in shapes:
-        build = {"dtype": torch.float32, "max_positions": CONTEXT}
-        reference = random_model(SHAPES[shape], device=torch.device("cpu"), compile=False, **build)  # type: ignore[arg-type]
-        model = random_model(SHAPES[shape], device=device, compile=compile, **build)  # type: ignore[arg-type]
-        for method in methods_without_weights():
-            for rule in ("standard", "coupled"):
-                spec = SpeculativeConfig(
-                    method=method,
-                    num_speculative_tokens=None if method == "none" else DRAFTS,
-                    rejection_sample_method=rule,
-                )
-                wanted = {
-                    name: _answers(shape, reference, spec, "cpu", "host", params) for name, params in SAMPLING.items()
-                }
-                for executor in executors:
-                    for name, params in SAMPLING.items():
-                        total, equal, error = sum(map(len, wanted[name])), 0, ""
+    for number, shape in enumerate(shapes):
+        on_cpu, there = _models(shape, torch.device("cpu"), False), _models(shape, device, compile)
+        known: dict[tuple[str, ...], list[list[int]]] = {}
+        for method in checked_methods():
+            for rule in RULES if number == 0 else RULES[-1:]:
+                spec = _spec(method, rule)
+                for name, sampling in SAMPLING.items():
+                    params = dataclasses.replace(sampling, max_tokens=tokens)
+                    # Greedy and coupled texts are those of plain decoding, whatever drafts; the others have their own.
+                    plain = name == "greedy" or rule == "coupled"
+                    key = (name,) if name == "greedy" else (name, rule) if plain else (name, rule, method)
+                    if key not in known:
+                        asked = _spec("none", rule) if plain else spec
+                        known[key] = _answers(shape, on_cpu, asked, "cpu", "host", params)
+                    for executor in executors:
+                        total, equal, error = sum(map(len, known[key])), 0, ""
                         try:
-                            got = _answers(shape, model, spec, str(device), executor, params, on_engine)
-                            total, equal = compare_tokens(wanted[name], got)
+                            got = _answers(shape, there, spec, str(device), executor, params, on_engine)
+                            total, equal = compare_tokens(known[key], got)
                         except Exception as problem:  # the page lists it, and the other comparisons go on
                             error = f"{type(problem).__name__}: {problem}"
                         yield Identity(shape, method, rule, name, executor, total, equal, error)
 
 
+def _models(shape: str, device: torch.device, compile: bool) -> tuple[DecoderModel, DecoderModel]:
+    """A target and a drafter, the same on every device."""
+    target = SHAPES[shape]
+    build: dict[str, Any] = {"dtype": torch.float32, "device": device, "compile": compile, "max_positions": CONTEXT}
+    return random_model(target, **build), random_model(drafter_config(target), seed=1, **build)
+
+
+def _spec(method: str, rule: str) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        method=method,
+        model="random" if METHODS[method].needs_model else None,
+        num_speculative_tokens=DRAFTS if METHODS[method].drafts else None,
+        rejection_sample_method=rule,
+        # When finished requests begin to help others depends on the executor. Except under "coupled" a sampled text
+        # depends on the drafts, so there they must not.
+        suffix_decoding_max_cached_requests=10000 if rule == "coupled" else 0,
+    )
+
+
 def _answers(
     shape: str,
-    model: DecoderModel,
+    models: tuple[DecoderModel, DecoderModel],
     speculative: SpeculativeConfig,
     device: str,
     executor: str,
     params: SamplingParams,
     on_engine: Callable[[Any, str], None] | None = None,
 ) -> list[list[int]]:
+    method = speculative.method
+    assert isinstance(method, str)  # no list of methods is checked
     engine = random_engine(
         shape,
-        model,
+        models[0],
+        draft=models[1] if METHODS[method].language_model else None,
         speculative=speculative,
         dtype="float32",
         device=device,

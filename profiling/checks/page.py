@@ -30,19 +30,27 @@ def render(report: dict[str, Any]) -> str:
             f"Took {section['seconds']:.1f} s." + (f" **Stopped: {section['error']}**" if section["error"] else "")
         )
         if section["rows"]:
-            header = list(section["rows"][0])
+            header = list(dict.fromkeys(column for row in section["rows"] for column in row))
             parts.append(table(header, [[row.get(column, "") for column in header] for row in section["rows"]]))
         if section["text"]:
             parts.append(f"```\n{section['text'].strip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
+def state(section: dict[str, Any]) -> str:
+    """How a section went, in words: passed, or what is wrong, or why nothing was done."""
+    if section["error"]:
+        return section["error"]
+    failed = sum(row.get("passed") is False for row in section["rows"])
+    if failed:
+        return f"{failed} of {len(section['rows'])} failed"
+    return section["text"] if section["text"].startswith("left out") else "passed"
+
+
 def _summary(report: dict[str, Any]) -> str:
     rows = []
     for name, section in report["sections"].items():
-        failed = [row for row in section["rows"] if row.get("passed") is False]
-        state = section["error"] or (f"{len(failed)} of {len(section['rows'])} failed" if failed else "passed")
-        rows.append([name, state, section["seconds"]])
+        rows.append([name, state(section), section["seconds"]])
     for name in report["left_out"]:
         rows.append([name, "left out: no time was left", 0.0])
     return table(["section", "result", "seconds"], rows)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...graphs import compile_region, eager_region
+from ...graphs.recording_capture import recorded_executor
 from ...model_zoo.config import DecoderConfig
 from ...model_zoo.decoder import DecoderModel
 from ...model_zoo.placement import WeightBuilder, decoder_placements
@@ -20,6 +21,9 @@ from ...model_zoo.registry import family_of
 from ...model_zoo.rope import RopeConfig
 
 CYCLE = 7
+
+RECORDED = {"recorded round": "round", "recorded loop": "loop"}
+"""Executors of captured graphs on a recording driver: what of them a CPU can run."""
 
 
 def _llama(**sizes: Any) -> DecoderConfig:
@@ -74,8 +78,9 @@ def random_model(
     compile: bool,
     max_positions: int,
     same_everywhere: bool = True,
+    seed: int = 0,
 ) -> DecoderModel:
-    """A decoder whose weights are drawn from a fixed seed.
+    """A decoder whose weights are drawn from a seed.
 
     Args:
         config: the shape.
@@ -85,11 +90,12 @@ def random_model(
         max_positions: the longest context that will be used.
         same_everywhere: draw on the CPU, so that every device gets the same weights; False draws on `device`, which
             takes a GPU a moment where a CPU needs minutes.
+        seed: of the weights.
     """
     source = torch.device("cpu") if same_everywhere else device
     placements = decoder_placements(config, family_of({"model_type": config.model_type}).layer_norms)
     builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))
-    generator = torch.Generator(source).manual_seed(0)
+    generator = torch.Generator(source).manual_seed(seed)
 
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=source)
@@ -127,19 +133,30 @@ def number_tokenizer(vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0")
 
 
-def random_engine(shape: str, model: DecoderModel | None = None, **options: Any) -> Any:
+def drafter_config(target: DecoderConfig) -> DecoderConfig:
+    """A tiny model over a target's vocabulary."""
+    return dataclasses.replace(SHAPES["tiny"], vocab_size=target.vocab_size)
+
+
+def random_engine(
+    shape: str, model: DecoderModel | None = None, *, draft: DecoderModel | None = None, **options: Any
+) -> Any:
     """An `Engine` on a random model.
 
     Args:
         shape: a name of `SHAPES`.
         model: one that `random_model` made, to share its weights between engines; None makes one.
-        options: of `EngineConfig`; `speculative` is a `SpeculativeConfig`, `max_model_len` must be given.
+        draft: the drafter of a method that has one.
+        options: of `EngineConfig`; `executor` may also be one of `RECORDED`; `speculative` is a `SpeculativeConfig`,
+            `max_model_len` must be given.
     """
+    from ...runtime.draft_loading import LoadedDraft
     from ...runtime.engine import Engine
     from ...runtime.engine_config import EngineConfig
     from ...runtime.loading import LoadedModel, build_core
 
-    settings = EngineConfig(**options)
+    recorded = RECORDED.get(options.get("executor", "auto"))
+    settings = EngineConfig(**{**options, "executor": "host"} if recorded else options)
     config = dataclasses.replace(SHAPES[shape], eos_token_ids=())
     assert settings.max_model_len is not None
     if model is None:
@@ -150,5 +167,8 @@ def random_engine(shape: str, model: DecoderModel | None = None, **options: Any)
             compile=settings.compile,
             max_positions=settings.max_model_len,
         )
-    target = LoadedModel(Path(shape), config, model, number_tokenizer(config.vocab_size), settings.max_model_len)
-    return Engine(target, build_core(target, settings), settings)
+    drafter = None if draft is None else LoadedDraft(draft, None)
+    tokenizer = number_tokenizer(config.vocab_size)
+    target = LoadedModel(Path(shape), config, model, tokenizer, settings.max_model_len, drafter)
+    executor = recorded_executor(recorded) if recorded else None
+    return Engine(target, build_core(target, settings, executor=executor), settings)

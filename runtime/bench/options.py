@@ -13,7 +13,6 @@ from ..checks import check_integer, check_number
 from ..errors import ConfigError
 from ..sampling_params import SamplingParams
 from ..speculative_config import SpeculativeConfig
-from ..speculative_methods import METHODS
 from ..verification import repeats_plain_text
 from .prompt_sets import check_set_name
 
@@ -150,7 +149,7 @@ class BenchOptions:
     def _check_methods(self) -> None:
         for config in self.speculative:
             config.require_available()
-            if not METHODS[config.method].drafts:
+            if not config.traits.drafts:
                 raise ConfigError("plain decoding is measured anyway: give speculative configs with other methods")
         labels = Counter(method_label(config) for config in self.speculative)
         twice = next((label for label, count in labels.items() if count > 1), None)
@@ -182,10 +181,20 @@ class BenchOptions:
 def method_label(config: SpeculativeConfig) -> str:
     """A short name: the method, K, and what differs from the method's defaults."""
     depth = config.num_speculative_tokens
-    usual = SpeculativeConfig(method=config.method, model=config.model, num_speculative_tokens=depth).to_dict()
-    parts = [config.method]
+    usual = SpeculativeConfig(
+        method=config.method,
+        model=config.model,
+        num_speculative_tokens=depth,
+        exit_layer=config.exit_layer,
+        speculator=config.speculator,
+    ).to_dict()
+    parts = ["+".join(config.methods)]
     if config.model is not None:
         parts.append(Path(config.model).name)
+    if config.speculator is not None:
+        parts.append(config.speculator)
+    if config.exit_layer is not None:
+        parts.append(f"E={config.exit_layer}")
     if depth is not None:
         parts.append(f"K={depth}")
     parts += [f"{key}={value}" for key, value in config.to_dict().items() if usual.get(key) != value]

@@ -62,8 +62,8 @@ def _speculations() -> list[SpeculativeConfig]:
 
 def _label(speculation: SpeculativeConfig) -> str:
     if not speculation.num_speculative_tokens:
-        return speculation.method
-    return f"{speculation.method} {speculation.num_speculative_tokens} {speculation.rejection_sample_method}"
+        return "+".join(speculation.methods)
+    return f"{'+'.join(speculation.methods)} {speculation.num_speculative_tokens} {speculation.rejection_sample_method}"
 
 
 def _shapes(device: torch.device) -> DecoderWeights:

@@ -194,6 +194,8 @@ def transformers_answer(tokens: int) -> Callable[[], list[int]]:
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."
         q, k, v = layer.qkv.split([query, key, key])
+        assert layer.gate_up is not None, "the fixed model is dense"
+        assert layer.down is not None, "the fixed model is dense"
         assert layer.attention_norm is not None
         gate, up = layer.gate_up.chunk(2)
         tensors |= {

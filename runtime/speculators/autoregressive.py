@@ -62,15 +62,16 @@ class HeadSpeculator(BaseSpeculator):
         self._kept = TargetStates(
             state, head.state_size, mask_state=head.mask_state, mask_token=head.mask_token, masks=self._masks
         )
-        self._following = step_window(state.shape.max_bucket, state.device)
-        self._chooser.allocate(state)
+        rows = state.shape.max_bucket
+        self._following = step_window(rows, window_width(rows), state.device)
+        self._chooser.allocate(state, window_width(rows))
         self._state = state
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the hidden states of the windows."""
         self._kept.keep(state, window, states)
 
-    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
         values = side_by_side(states)
         self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
@@ -128,7 +129,7 @@ class AutoRegressiveSpeculator(HeadSpeculator):
             hidden, logits = self._head.read_out(hidden)
             # The last pair stands at length - 2.
             shift = step - 1 if self._advances else -2
-            self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift)
+            self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift=shift)
 
 
 class ParallelSpeculator(HeadSpeculator):
@@ -148,4 +149,4 @@ class ParallelSpeculator(HeadSpeculator):
         _, logits = self._head.read_out(hidden)
         for step in range(self.num_speculative_tokens):
             of_step = logits[step * bucket : (step + 1) * bucket]
-            self._chooser.draft(state, step, of_step, pairs.slot_of_row, following, step - 1)
+            self._chooser.draft(state, step, of_step, pairs.slot_of_row, following, shift=step - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ class BaseSpeculator(ABC):
     """Fills `draft_tokens`, `draft_count` and `confidence` for the live rows of a bucket, on the device.
 
     `propose`, `commit` and `prefill` are bodies of captured steps: fixed shapes, in-place, no host read. `admit` and
-    `clear` run on the host between rounds.
+    `clear` run on the host between rounds; `finish` runs on the host at any time.
 
     A drafter that keeps something per token, as a KV cache of its own, holds it by slot and position beside the
     target's and keeps it right in three places: `prefill` writes a chunk of the prompt, `propose` catches up on what
@@ -37,8 +38,12 @@ class BaseSpeculator(ABC):
     later prompt have in common, so many are not reused, but at least one token of the prompt is written anew."""
 
     target_states: tuple[int, ...] = ()
-    """Which of the target's hidden states it reads: indices into transformers' `hidden_states`, where 0 is the
-    embedding, i the output of layer i - 1, and the number of layers the final norm's output."""
+    """Which of the target's hidden states `observe` and `observe_prompt` get: indices into transformers'
+    `hidden_states`, where 0 is the embedding, i the output of layer i - 1, and the number of layers the final norm's
+    output. Without any, neither is called."""
+
+    first_layer: int = 0
+    """The target's layer with which verification begins, where `verify_hidden` says that those before it have run."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -54,6 +59,35 @@ class BaseSpeculator(ABC):
     def commit(self, state: DecodeState, bucket: int) -> None:  # noqa: B027 - most methods have nothing to do
         """Takes note of what was accepted; runs after accept, before the tokens are appended."""
 
+    def verify_hidden(self, state: DecodeState, window: Window) -> torch.Tensor | None:
+        """What the layers before `first_layer` left of the rows' windows, for a drafter that ran them; part of verify.
+
+        They must have written their KV of every window, those without a draft included.
+
+        Args:
+            state: of the engine.
+            window: the rows' windows, packed.
+
+        Returns:
+            [W, hidden] in the order of `window`, or None: verification runs all layers.
+        """
+        return None
+
+    def expect_other_drafts(self) -> None:  # noqa: B027
+        """Called before `allocate` where several methods draft: what is accepted may be the drafts of another.
+
+        `propose` then still runs in every round, and catches up on up to K + 1 tokens that it did not draft.
+        """
+
+    def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:  # noqa: B027
+        """Takes in one chunk of a prompt, after the target has.
+
+        Args:
+            state: of the engine.
+            window: the chunk, a window of one row, in the target's token ids.
+            hidden: [W, hidden], the target's last hidden states there, after its final norm.
+        """
+
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
         """Keeps what it will read of the target; part of verify, after the forward.
 
@@ -66,17 +100,23 @@ class BaseSpeculator(ABC):
             states: [W, hidden] of each of `target_states`.
         """
 
-    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
-        """Takes in one chunk of a prompt, after the target has.
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
+        """Takes in what the target made of one chunk of a prompt; after `prefill`.
 
         Args:
             state: of the engine.
-            window: the chunk, a window of one row, in the target's token ids.
+            window: the chunk, a window of one row.
             states: [W, hidden] of each of `target_states`.
         """
 
     def admit(self, slot: int) -> None:  # noqa: B027
         """Forgets what `slot` held: a new request begins there, with the length and the tokens of its prompt."""
+
+    def finish(self, slot: int, tokens: Sequence[int]) -> None:  # noqa: B027
+        """Takes note of a request that ended in `slot`, with its prompt and output.
+
+        Rounds may be running: what the device reads must be left alone until `admit`.
+        """
 
     def clear(self, slot: int) -> None:  # noqa: B027
         """Overwrites what `slot` holds, since it may not be finite."""

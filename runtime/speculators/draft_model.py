@@ -56,7 +56,7 @@ class DraftModelSpeculator(BaseSpeculator):
             mapping: between the target's vocabulary and the drafter's; None where they are the same.
         """
         super().__init__(num_speculative_tokens)
-        self._model = model
+        self._model, self._tail_size = model, _TAIL
         self._draft_ids = None if mapping is None else mapping.draft_ids.to(model.device)
         self._chooser = DraftChooser(
             stream,
@@ -64,29 +64,37 @@ class DraftModelSpeculator(BaseSpeculator):
             target_ids=None if mapping is None else mapping.target_ids.to(model.device),
         )
 
+    def expect_other_drafts(self) -> None:
+        """Catches up on K + 1 tokens in each round: as many may be accepted without its having drafted any.
+
+        What it drafted in vain stands in its cache at their positions.
+        """
+        self._tail_size = max(_TAIL, self.num_speculative_tokens + 1)
+        self.unseen = self._tail_size - 1
+
     def allocate(self, state: DecodeState) -> None:
         """Allocates the drafter's KV, [L, R1, Hkv, S, D] of it twice, and windows for the largest bucket."""
         rows, device = state.shape.max_bucket, state.device
+        width = window_width(rows)
         self._cache = self._model.allocate_cache(state.shape.slots + 1, state.shape.context)
-        self._tail = empty_window(rows, window_width(rows * _TAIL), device)
-        self._step = step_window(rows, device)
-        self._last = torch.zeros(window_width(rows), dtype=torch.int32, device=device)
-        self._chooser.allocate(state)
+        self._tail = empty_window(rows, window_width(rows * self._tail_size), device)
+        self._step = step_window(rows, width, device)
+        self._last = torch.zeros(width, dtype=torch.int32, device=device)
+        self._chooser.allocate(state, width)
 
     def propose(self, state: DecodeState, bucket: int) -> None:
         """Catches up and drafts K tokens for every live row of the bucket."""
-        tail = part_of(self._tail, bucket, window_width(bucket * _TAIL))._replace(
-            slot_of_row=state.slot_of_row[:bucket]
-        )
+        slot_of_row, size = state.slot_of_row[:bucket], self._tail_size
+        tail = part_of(self._tail, bucket, window_width(bucket * size))._replace(slot_of_row=slot_of_row)
         following = part_of(self._step, bucket, window_width(bucket))
         last = self._last[: window_width(bucket)]
         pack_tail(
             state.tokens,
             state.length,
             state.finished,
-            tail.slot_of_row,
+            slot_of_row,
             self._draft_ids,
-            _TAIL,
+            size,
             tail.tokens,
             tail.positions,
             tail.slots,
@@ -99,10 +107,9 @@ class DraftModelSpeculator(BaseSpeculator):
         for step in range(self.num_speculative_tokens):
             if step > 0:
                 hidden = self._model.forward(following, self._cache)
-            logits = self._model.logits(hidden)[:bucket]
-            self._chooser.draft(state, step, logits, tail.slot_of_row, following, step)
+            self._chooser.draft(state, step, self._model.logits(hidden)[:bucket], slot_of_row, following)
 
-    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+    def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:
         """Writes the drafter's KV of the chunk."""
         if self._draft_ids is not None:
             window = window._replace(tokens=self._draft_ids.index_select(0, window.tokens))
@@ -113,11 +120,17 @@ class DraftModelSpeculator(BaseSpeculator):
         self._cache.clear(slot)
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
-        """One forward of two tokens per row and K - 1 of one, with the logits of one token per row each."""
-        sizes, rows = model_sizes(self._model.config), shape.rows
+        """One forward of the tail of every row and K - 1 of one token, with the logits of one token per row each."""
+        sizes, rows, tail = model_sizes(self._model.config), shape.rows, self._tail_size
         dtype = self._model.dtype
         cost = forward_cost(
-            sizes, width=_TAIL * rows, rows=rows, window=_TAIL, context=shape.context - 1, dtype=dtype, head=False
+            sizes,
+            width=tail * rows,
+            rows=rows,
+            window=tail,
+            context=max(0, shape.context + 1 - tail),
+            dtype=dtype,
+            head=False,
         )
         head = StepCost(
             bytes_read=sizes.head * dtype.itemsize,

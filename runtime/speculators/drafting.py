@@ -43,10 +43,9 @@ class DraftChooser:
         """
         self._stream, self._allowed, self._target_ids, self._subset = stream, allowed, target_ids, subset
 
-    def allocate(self, state: DecodeState) -> None:
-        """Allocates what one draft of the largest bucket needs."""
+    def allocate(self, state: DecodeState, width: int) -> None:
+        """Allocates what one draft of the largest bucket needs; `width` is that of its window."""
         rows, device = state.shape.max_bucket, state.device
-        width = window_width(rows)
 
         def zeros(kind: torch.dtype) -> torch.Tensor:
             return torch.zeros(width, dtype=kind, device=device)
@@ -54,7 +53,7 @@ class DraftChooser:
         self._chosen, self._confidence = zeros(torch.int32), zeros(torch.float32)
         self._failed = zeros(torch.bool)
         self._log_normalizer, self._threshold = zeros(torch.float32), zeros(torch.float32)
-        self._rows = torch.arange(width, dtype=torch.int32, device=device)
+        self._rows = torch.arange(rows, dtype=torch.int32, device=device)
         self._ends = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
     def draft(
@@ -64,7 +63,8 @@ class DraftChooser:
         logits: torch.Tensor,
         slot_of_row: torch.Tensor,
         following: Window,
-        shift: int,
+        limit: torch.Tensor | None = None,
+        shift: int | None = None,
     ) -> None:
         """Draft `step` of every row, and the window of the next one.
 
@@ -74,7 +74,9 @@ class DraftChooser:
             logits: [B, Vd].
             slot_of_row: int32 [B].
             following: written, one token per row; of width W, at least B.
-            shift: where the next window's token stands, counted from `length`; see `advance_draft`.
+            limit: int32 [R1], in place of the state's.
+            shift: where the next window's token stands, counted from `length`; `step`, where a language model keeps it,
+                unless it is given.
         """
         bucket, width = slot_of_row.shape[0], following.tokens.shape[0]
         chosen, failed = self._chosen[:bucket], self._failed[:bucket]
@@ -92,12 +94,12 @@ class DraftChooser:
             self._confidence[:width],
             self._failed[:width],
             state.length,
-            state.limit,
+            state.limit if limit is None else limit,
             state.finished,
             slot_of_row,
             self._target_ids,
             step,
-            shift,
+            step if shift is None else shift,
             state.draft_tokens,
             state.confidence,
             state.draft_count,
@@ -171,10 +173,10 @@ def empty_window(rows: int, width: int, device: torch.device) -> Window:
     )
 
 
-def step_window(rows: int, device: torch.device) -> Window:
+def step_window(rows: int, width: int, device: torch.device) -> Window:
     """A window of one token per row, row after row, whichever rows are live."""
     ends = torch.arange(rows + 1, dtype=torch.int32, device=device)
-    return empty_window(rows, window_width(rows), device)._replace(cu_tokens=ends)
+    return empty_window(rows, width, device)._replace(cu_tokens=ends)
 
 
 def part_of(window: Window, rows: int, width: int) -> Window:

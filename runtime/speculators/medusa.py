@@ -45,8 +45,9 @@ class MedusaSpeculator(BaseSpeculator):
     def allocate(self, state: DecodeState) -> None:
         """Allocates what the heads read of the target."""
         self._kept = TargetStates(state, self._heads.state_size, mask_state=None, mask_token=0, masks=0)
-        self._following = step_window(state.shape.max_bucket, state.device)
-        self._chooser.allocate(state)
+        rows = state.shape.max_bucket
+        self._following = step_window(rows, window_width(rows), state.device)
+        self._chooser.allocate(state, window_width(rows))
         self._state = state
 
     def propose(self, state: DecodeState, bucket: int) -> None:
@@ -56,13 +57,13 @@ class MedusaSpeculator(BaseSpeculator):
         hidden = self._kept.values.index_select(0, states.index_select(0, queries))
         for step in range(self.num_speculative_tokens):
             logits = self._heads.logits(step, hidden)[:bucket]
-            self._chooser.draft(state, step, logits, pairs.slot_of_row, following, step - 1)
+            self._chooser.draft(state, step, logits, pairs.slot_of_row, following, shift=step - 1)
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the hidden states of the windows."""
         self._kept.keep(state, window, states)
 
-    def prefill(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the last hidden state of the chunk."""
         self._kept.keep_last(window, side_by_side(states))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...kernels.philox import DRAFT, TARGET
-from ...model_zoo.decoder import DecoderModel
+from ...model_zoo.decoder import DecoderModel, KvCache
 from ...model_zoo.draft_head import DraftHead
 from ...model_zoo.medusa.model import MedusaModel
 from ..errors import NotAvailableError
@@ -14,9 +14,13 @@ from ..speculative_config import SpeculativeConfig
 from ..vocab_mapping import VocabMapping
 from .autoregressive import AutoRegressiveSpeculator, ParallelSpeculator
 from .base import BaseSpeculator
+from .custom import create_custom
 from .draft_model import DraftModelSpeculator
+from .ensemble import EnsembleSpeculator
+from .layerskip import LayerSkipSpeculator
 from .medusa import MedusaSpeculator
 from .ngram import NgramSpeculator
+from .suffix import SuffixSpeculator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +31,16 @@ class SpeculatorParts:
     """A drafter that is a language model by itself."""
     mapping: VocabMapping | None = None
     """Between the target's vocabulary and the drafter's, where they differ."""
+    target: DecoderModel | None = None
+    """The model that is verified with, of whose layers some may draft."""
+    target_cache: KvCache | None = None
+    """The target's keys and values."""
     head: DraftHead | MedusaModel | None = None
     """A draft head that reads the target's hidden states."""
     target_states: tuple[int, ...] = ()
     """Which of them; see `BaseSpeculator.target_states`."""
+    fixed_width: int | None = None
+    """The one width at which the target runs in a round, where there is only one (`exact=True`)."""
 
 
 Factory = Callable[[SpeculativeConfig, SpeculatorParts], BaseSpeculator | None]
@@ -48,6 +58,18 @@ def _ngram(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     return NgramSpeculator(depth, min_n=shortest, max_n=longest)
 
 
+def _suffix(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth = config.num_speculative_tokens
+    assert depth is not None
+    return SuffixSpeculator(
+        depth,
+        max_tree_depth=config.suffix_decoding_max_tree_depth,
+        max_cached_requests=config.suffix_decoding_max_cached_requests,
+        max_spec_factor=config.suffix_decoding_max_spec_factor,
+        min_token_prob=config.suffix_decoding_min_token_prob,
+    )
+
+
 def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     depth = config.num_speculative_tokens
     assert depth is not None
@@ -55,13 +77,27 @@ def _draft_model(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpecu
     return DraftModelSpeculator(depth, parts.draft, stream=_stream(config), mapping=parts.mapping)
 
 
-def _stream(config: SpeculativeConfig) -> int | None:
-    """The noise with which drafts are sampled; None for greedy drafting."""
-    if config.draft_sample_method != "probabilistic":
-        return None
-    # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other
-    # rules need a draft that is independent of everything that is drawn after it.
-    return TARGET if config.rejection_sample_method == "coupled" else DRAFT
+def _layerskip(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, exit_layer = config.num_speculative_tokens, config.exit_layer
+    assert depth is not None  # SpeculativeConfig requires both
+    assert exit_layer is not None
+    assert parts.target is not None
+    assert parts.target_cache is not None
+    return LayerSkipSpeculator(
+        depth,
+        parts.target,
+        parts.target_cache,
+        exit_layer=exit_layer,
+        stream=_stream(config),
+        width=parts.fixed_width,
+    )
+
+
+def _custom(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, path = config.num_speculative_tokens, config.speculator
+    assert depth is not None  # SpeculativeConfig requires both
+    assert path is not None
+    return create_custom(path, depth)
 
 
 def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
@@ -74,13 +110,25 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
 
 
+def _stream(config: SpeculativeConfig) -> int | None:
+    """The noise with which drafts are sampled; None for greedy drafting."""
+    if config.draft_sample_method != "probabilistic":
+        return None
+    # Coupled verification keeps a draft that is the target's own sample, so both take the same noise. The other
+    # rules need a draft that is independent of everything that is drawn after it.
+    return TARGET if config.rejection_sample_method == "coupled" else DRAFT
+
+
 _FACTORIES: dict[str, Factory] = {
     "none": _no_speculator,
     "ngram": _ngram,
+    "suffix": _suffix,
     "draft_model": _draft_model,
     "eagle": _head,
     "eagle3": _head,
     "medusa": _head,
+    "layerskip": _layerskip,
+    "custom": _custom,
 }
 
 
@@ -93,9 +141,14 @@ def create_speculator(config: SpeculativeConfig, parts: SpeculatorParts | None =
 
     Raises `NotAvailableError` for a method that this version does not implement.
     """
-    factory = _FACTORIES.get(config.method)
-    if factory is None:
-        raise NotAvailableError(
-            f"method {config.method!r} is not implemented in this version; available: {', '.join(_FACTORIES)}"
-        )
-    return factory(config, parts or SpeculatorParts())
+    for name in config.methods:
+        if name not in _FACTORIES:
+            raise NotAvailableError(
+                f"method {name!r} is not implemented in this version; available: {', '.join(_FACTORIES)}"
+            )
+    made = [_FACTORIES[name](config, parts or SpeculatorParts()) for name in config.methods]
+    members = [speculator for speculator in made if speculator is not None]
+    if len(made) == 1:
+        return made[0]
+    assert config.num_speculative_tokens is not None
+    return EnsembleSpeculator(config.num_speculative_tokens, members)

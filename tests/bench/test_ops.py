@@ -22,19 +22,26 @@ from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.accept_synthetic import accept_synthetic
+from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
+from draftgraph.kernels.draft_argmax import draft_argmax
+from draftgraph.kernels.draft_distribution import draft_distribution
 from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.linear import linear
+from draftgraph.kernels.merge_drafts import merge_drafts
+from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
 from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
 from draftgraph.kernels.sample_target import sample_target
+from draftgraph.kernels.suffix_propose import draft_budget, suffix_propose
 from draftgraph.kernels.window_attention import window_attention
 from draftgraph.kernels.workspace import WorkspacePool
 
@@ -150,6 +157,13 @@ def ending() -> dict[str, OpCase]:
     tables = (heads, links, indexed, s.draft_tokens, s.draft_count)
     ngram_propose(*lookup, s.slot_of_row, *tables, 2, 4)
     s.length.add_(WIDTH)
+    grown, tree, counted = ints(REPEATS + 1, 24, 8192), ints(REPEATS + 1, 4, 24, CONTEXT), ints(REPEATS + 1)
+    others = (ints(65536), ints(24, 65536), ints(4, 24, 65536))
+    budget = torch.tensor(draft_budget(24, DRAFTS, 1.0), dtype=torch.int32).to(DEVICE)
+    follow = (grown, tree, counted, *others, budget, s.draft_tokens, s.draft_count, s.confidence, 0.1)
+    s.length.sub_(WIDTH)
+    suffix_propose(*lookup, s.slot_of_row, *follow)
+    s.length.add_(WIDTH)
     s.running.fill_(True)
     s.rounds_left.fill_(2**30)
     flags = (s.cancel, s.pause, s.leave_on_finish, s.taken)
@@ -165,6 +179,11 @@ def ending() -> dict[str, OpCase]:
             lambda slot: ngram_propose(*lookup, rows[slot], *tables, 2, 4),
             specs=["2 to 4 tokens, 7 drafts, 8192 buckets"],
             written=[indexed, heads],
+        ),
+        "suffix_propose": OpCase(
+            lambda slot: suffix_propose(*lookup, rows[slot], *follow),
+            specs=["depth 24, 7 drafts, 8192 and 65536 buckets"],
+            written=[counted, grown, tree],
         ),
     }
 
@@ -252,13 +271,78 @@ def forward() -> dict[str, OpCase]:
     }
 
 
+def drafting() -> dict[str, OpCase]:
+    """What a draft model's step does beside its forward; its logits are those of four rows."""
+    s = state()
+    rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
+    logits, width = halves(4, VOCAB), 4
+    chosen, confidence, failed = ints(width), torch.zeros(width, device=DEVICE), ints(width).bool()
+    window = [ints(width) for _ in range(4)]
+    cu_tokens, base, last = ints(2), ints(1), ints(width)
+    draft, limits = (chosen, confidence, failed), (s.length, s.limit, s.finished)
+    normalizer, threshold = logits.float().logsumexp(1), torch.full((width,), -1.0, device=DEVICE)
+    probabilities = torch.zeros(REPEATS + 1, 1, VOCAB, device=DEVICE)
+    outcome = (s.draft_tokens, s.confidence, s.draft_count)
+    members = (s.draft_tokens.expand(2, -1, -1).contiguous(), s.draft_count.expand(2, -1).contiguous())
+    confidences = s.confidence.expand(2, -1, -1).contiguous()
+    return {
+        "pack_tail": OpCase(
+            lambda slot: pack_tail(s.tokens, s.length, s.finished, rows[slot], None, 2, *window, cu_tokens, base, last),
+            specs=["1 row"],
+        ),
+        "draft_argmax": OpCase(
+            lambda slot: draft_argmax(logits, None, chosen, confidence, failed),
+            specs=[f"bf16, 128256: {part}" for part in ("scan", "mass", "finish")],
+        ),
+        "draft_distribution": OpCase(
+            lambda slot: draft_distribution(
+                logits, chosen, normalizer, threshold, s.temperature, s.finished, rows[slot], 0, probabilities
+            ),
+            specs=["bf16, 128256"],
+        ),
+        "advance_draft": OpCase(
+            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, 0, *outcome, *window, base, last[:1]),
+            specs=["1 row"],
+        ),
+        "merge_drafts": OpCase(
+            lambda slot: merge_drafts(
+                *members, confidences, s.finished, rows[slot], s.draft_tokens, s.draft_count, s.confidence
+            ),
+            bytes_moved=2 * (8 * DRAFTS + 4) + 8 * DRAFTS + 9,
+        ),
+    }
+
+
+def mixtures() -> dict[str, OpCase]:
+    """Eight tokens, each with 8 of 128 experts of 2048 x 768: a layer of Qwen3-30B-A3B."""
+    hidden, inner, experts, top = 2048, 768, 128, 8
+    choices = [torch.randperm(experts)[:top] for _ in range(WIDTH)]
+    chosen, weights = torch.stack(choices).int().to(DEVICE), torch.rand(WIDTH, top, device=DEVICE)
+    gate_up, down = halves(experts, 2 * inner, hidden), halves(experts, hidden, inner)
+    x, rows = halves(WIDTH, hidden), ints(WIDTH)
+    parts = ("sort", "gate, up", "down", "sum")
+    return {
+        "moe_experts": OpCase(
+            lambda slot: moe_experts(x, chosen, weights, rows, gate_up, down, "silu"),
+            specs=[f"2048 x 768, bf16: {part}" for part in parts],
+        )
+    }
+
+
 GROUPS = {
+    "moe_experts": mixtures,
     "plan_window": planning,
     "budget_topk": planning,
     "pack_window": planning,
     "pack_prefill": planning,
     "commit": ending,
     "ngram_propose": ending,
+    "suffix_propose": ending,
+    "pack_tail": drafting,
+    "draft_argmax": drafting,
+    "draft_distribution": drafting,
+    "advance_draft": drafting,
+    "merge_drafts": drafting,
     "sample_target": sampling,
     "accept_coupled": sampling,
     "accept_synthetic": sampling,

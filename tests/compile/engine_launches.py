@@ -22,14 +22,16 @@ from draftgraph.graphs.capture_guard import fake_cuda
 from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, compile_specialization, usage_of
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from draftgraph.runtime.speculative_config import SpeculativeConfig
-from draftgraph.runtime.speculators import create_speculator
+from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
+from draftgraph.runtime.vocab_mapping import VocabMapping
 
 SLOTS = 16
 
@@ -81,8 +83,47 @@ CHECKPOINTS: dict[str, dict[str, object]] = {
     "Gemma-3-1B": _config("gemma3_text", 4, 1, 256, 262144, layer_types=GEMMA_LAYERS, sliding_window=512),
     "Gemma-3-4B": _config("gemma3_text", 8, 4, 256, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
     "Gemma-3-27B": _config("gemma3_text", 32, 16, 128, 262208, layer_types=GEMMA_LAYERS, sliding_window=1024),
+    "MiMo-7B": _config("mimo", 32, 8, 128, 151680),
+    "ERNIE-4.5-0.3B": _config("ernie4_5", 16, 2, 128, 103424),
 }
 """What their config.json says, as far as kernels depend on it."""
+
+_EXPERTS = {"num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_layers": 1}
+MIXTURES: dict[str, dict[str, object]] = {
+    "Qwen3-30B-A3B": _config(
+        "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
+    ),
+    "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
+    "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
+    "DeepSeek-V2-Lite": _config(
+        "deepseek_v2",
+        16,
+        16,
+        128,
+        102400,
+        **_EXPERTS
+        | {"hidden_size": 2048, "q_lora_rank": None, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    ),
+    "DeepSeek-V3": _config("deepseek_v3", 128, 128, 128, 129280, hidden_size=7168, **_EXPERTS),
+    "Gemma-4-26B-A4B": _config(
+        "gemma4_text",
+        16,
+        8,
+        256,
+        262144,
+        layer_types=GEMMA_LAYERS,
+        hidden_size=2816,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=2,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
+}
+"""Those with mixtures of experts, of whose kernels the widths do matter: in bfloat16 alone, to keep the time short."""
+CHECKPOINTS |= MIXTURES
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -101,13 +142,19 @@ class Setting:
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
     shortest: int = 2
     longest: int = 4
+    drafter: str = ""
+    """A checkpoint that drafts, in place of prompt lookup; through a mapping if its vocabulary is another."""
+    samples_drafts: bool = False
+    suffix: bool = False
+    """Suffix decoding in place of prompt lookup."""
 
 
 def settings() -> Iterator[Setting]:
     """Every checkpoint in every type, and beside the defaults what a user may choose."""
     for name, dtype in itertools.product(CHECKPOINTS, DTYPES):
         # Kernels tell one row from several, and windows of few queries from those of many.
-        yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
+        if name not in MIXTURES or dtype == torch.bfloat16:
+            yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
     for name in ("SmolLM2-135M", "Llama-3.1-8B", "Gemma-3-4B"):
         yield Setting(name, torch.bfloat16, 5, "standard")
     for dtype, rule in itertools.product(DTYPES, ("standard", "coupled")):
@@ -128,19 +175,33 @@ def settings() -> Iterator[Setting]:
     for shortest, longest in ((1, 1), (1, 3), (3, 3), (2, 5), (1, 8), (1, 16)):
         yield Setting(small, bf16, 5, "coupled", shortest=shortest, longest=longest, buckets=(1,))
     yield Setting(small, bf16, 5, "coupled", buckets=(3, 5, 12))
+    for drafts in (5, 24):
+        yield Setting(small, bf16, drafts, "coupled", buckets=(1, 4), suffix=True)
+    pairs = [(small, small), ("Llama-3.1-8B", "Llama-3.2-1B"), ("Gemma-3-4B", small)]
+    for (target, drafter), dtype in itertools.product(pairs, DTYPES):
+        yield Setting(target, dtype, 4, "coupled", drafter=drafter, buckets=(1, 16))
+    for (target, drafter), rule in itertools.product(pairs[:2], ("standard", "block", "coupled")):
+        yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
+    for dtype in DTYPES:
+        yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     """Every launch of every program of an engine, with log-probabilities, each layer kind once."""
-    hf = dict(CHECKPOINTS[setting.checkpoint])
-    config = family_of(hf).read_config(hf)
+    config = read_config(setting.checkpoint)
+    drafter = read_config(setting.drafter) if setting.drafter else None
+    foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
+    looks_up = bool(depth) and drafter is None and not setting.suffix
     speculative = SpeculativeConfig(
-        method="ngram" if depth else "none",
+        method="suffix" if setting.suffix else "ngram" if looks_up else "draft_model" if depth else "none",
+        model=setting.drafter or None,
+        draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
+        use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
         rejection_sample_method=setting.rule,
         synthetic_acceptance_length=1.5 if setting.rule == "synthetic" else None,
-        **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if depth else {}),
+        **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if looks_up else {}),
     )
     widths_of = exact_widths if setting.exact else verify_widths
     widths = {bucket: widths_of(bucket, depth) for bucket in setting.buckets}
@@ -155,9 +216,14 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
             max_bucket=setting.buckets[-1],
             max_width=max(w[-1] for w in widths.values()),
             max_stop_tokens=MAX_STOP_TOKEN_IDS + len(config.eos_token_ids),
+            keeps_draft_probs=speculative.keeps_draft_probs,
         )
         state = DecodeState.allocate(shape, dtype=setting.dtype, device=device)
-        speculator = create_speculator(speculative)
+        parts = SpeculatorParts()
+        if drafter is not None:
+            mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
+            parts = SpeculatorParts(draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
+        speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)
         policy = create_policy(speculative)
@@ -176,30 +242,26 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     return launches
 
 
+def read_config(checkpoint: str) -> DecoderConfig:
+    """The sizes of a checkpoint."""
+    hf = dict(CHECKPOINTS[checkpoint])
+    return family_of(hf).read_config(hf)
+
+
+def fake_mapping(target: int, draft: int, device: torch.device) -> VocabMapping:
+    """Between two vocabularies of these sizes, without data."""
+    draft_ids = torch.empty(target, dtype=torch.int32, device=device)
+    target_ids = torch.empty(draft, dtype=torch.int32, device=device)
+    return VocabMapping(draft_ids, target_ids, torch.empty(draft, dtype=torch.bool, device=device))
+
+
 def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
     """A decoder without data that has every tensor that the config asks for."""
-
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
-    norm = empty(hidden)
-    layer = LayerWeights(
-        attention_norm=norm,
-        qkv=empty(config.qkv_size, hidden),
-        output=empty(hidden, config.num_heads * size),
-        mlp_norm=norm,
-        gate_up=empty(2 * inner, hidden),
-        down=empty(hidden, inner),
-        qkv_bias=empty(config.qkv_size) if config.qkv_bias else None,
-        query_norm=empty(size) if config.qk_norm else None,
-        key_norm=empty(size) if config.qk_norm else None,
-        attention_post_norm=norm if config.post_norms else None,
-        mlp_post_norm=norm if config.post_norms else None,
-    )
-    embedding = empty(config.vocab_size, hidden)
-    layers = (layer,) * config.num_layers
-    return DecoderModel(config, DecoderWeights(embedding, layers, norm, embedding))
+    placements = decoder_placements(config, family_of({"model_type": config.model_type}).layer_norms)
+    builder = WeightBuilder(config, placements, dtype=dtype, device=str(device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, dtype=dtype, device=device))
+    return DecoderModel(config, builder.build())
 
 
 def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[Launch, Setting]]:

@@ -7,6 +7,7 @@ import torch
 from window_cases import TOLERANCE, WindowCase, assert_close, attention_arguments, attention_expected, rotary_arguments
 
 from draftgraph.kernels.compact_path import compact_path, compact_path_reference
+from draftgraph.kernels.moe_experts import moe_experts, moe_experts_reference
 from draftgraph.kernels.rope_and_cache import rope_and_cache, rope_and_cache_reference
 from draftgraph.kernels.window_attention import window_attention
 
@@ -94,6 +95,25 @@ def test_rope_and_cache(size, half, interleaved, dtype):
     assert_close(rope_and_cache(*device).cpu(), rope_and_cache_reference(*args), TOLERANCE[dtype])
     for index in (10, 11):
         assert_close(device[index][:-1].cpu(), args[index][:-1], TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 8, 300])
+def test_moe_experts(width, dtype):
+    generator = torch.Generator().manual_seed(width)
+    experts, top, hidden, inner = 16, 4, 512, 192
+
+    def normal(*shape):
+        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+
+    chosen = torch.stack([torch.randperm(experts, generator=generator)[:top] for _ in range(width)]).int()
+    rows = torch.zeros(width, dtype=torch.int32)
+    rows[width - width // 4 :] = -1
+    weights = torch.rand(width, top, generator=generator)
+    args = [hidden**0.5 * normal(width, hidden), chosen, weights, rows]
+    args += [normal(experts, 2 * inner, hidden), normal(experts, hidden, inner), "silu"]
+    # The inner values are rounded once, after sums of another order.
+    assert_close(moe_experts(*there(args)).cpu(), moe_experts_reference(*args), 4 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("depth", [1, 7, 64])

@@ -134,6 +134,27 @@ def looking_up(seed: int) -> list[Any]:
     return from_state("ngram_propose", state, bucket, min_n=2, max_n=4, **tables)
 
 
+def following(seed: int) -> list[Any]:
+    """Suffix decoding with an empty global tree."""
+    state, bucket = random_round(seed, rows=5, vocab=3)
+    slots, context = state.tokens.shape
+    depth = 6
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
+
+    tables = {
+        "heads": zeros(slots, depth, 8),
+        "tree": zeros(slots, 4, depth, context),
+        "indexed": zeros(slots),
+        "global_tokens": zeros(1),
+        "global_heads": zeros(depth, 1),
+        "global_tree": zeros(4, depth, 1),
+        "budget": torch.tensor([1, 2, 3, 2, 1, 0], dtype=torch.int32),
+    }
+    return from_state("suffix_propose", state, bucket, min_probability=0.1, **tables)
+
+
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -145,6 +166,7 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
         "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
         "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
         "ngram_propose": DeviceCase("ngram_propose", looking_up),
+        "suffix_propose": DeviceCase("suffix_propose", following),
         "accept_coupled": DeviceCase("accept_coupled", plain("accept_coupled", vocab=2)),
         "accept_synthetic": DeviceCase("accept_synthetic", synthetic),
         "commit": DeviceCase("commit", plain("commit", rows=5)),

@@ -8,6 +8,7 @@ from draft_cases import (
     advance_arguments,
     argmax_arguments,
     distribution_arguments,
+    merge_arguments,
     tail_arguments,
     unseen_arguments,
 )
@@ -19,6 +20,7 @@ from draftgraph.kernels import vocabulary_parts as sizes
 from draftgraph.kernels.advance_draft import advance_draft_reference, advance_draft_triton
 from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax_triton
 from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton
+from draftgraph.kernels.merge_drafts import merge_drafts_reference, merge_drafts_triton
 from draftgraph.kernels.pack_tail import pack_tail_reference, pack_tail_triton
 from draftgraph.kernels.pack_unseen import pack_unseen_reference, pack_unseen_triton
 
@@ -83,6 +85,13 @@ def test_advance_draft(seed, rows, step, mapped, spare):
     assert_same_effect(advance_draft_triton, advance_draft_reference, arguments)
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, rows=st.integers(1, 14), members=st.integers(1, 4), num_drafts=st.integers(1, 5))
+def test_merge_drafts(seed, rows, members, num_drafts):
+    arguments = merge_arguments(seed, rows=rows, members=members, num_drafts=num_drafts)
+    assert_same_effect(merge_drafts_triton, merge_drafts_reference, arguments)
+
+
 def finite_logits(seed):
     return argmax_arguments(seed, rows=2)
 
@@ -119,6 +128,12 @@ def finite_logits(seed):
         (advance_draft_triton, advance_arguments, 11, lambda x: x.double(), "confidence has dtype float64"),
         (advance_draft_triton, advance_arguments, 15, lambda x: x[1:], "window_slots has shape"),
         (advance_draft_triton, advance_arguments, 17, lambda x: x[1:], "base has shape"),
+        (merge_drafts_triton, merge_arguments, 0, lambda x: x.long(), "member_tokens has dtype int64"),
+        (merge_drafts_triton, merge_arguments, 1, lambda x: x[1:], "member_count has shape"),
+        (merge_drafts_triton, merge_arguments, 2, lambda x: x.double(), "member_confidence has dtype float64"),
+        (merge_drafts_triton, merge_arguments, 3, lambda x: x.int(), "finished has dtype int32; accepted: bool"),
+        (merge_drafts_triton, merge_arguments, 5, lambda x: x[:, 1:], "draft_tokens has shape"),
+        (merge_drafts_triton, merge_arguments, 6, lambda x: x[1:], "draft_count has shape"),
     ],
 )
 def test_what_the_kernels_cannot_take_is_refused(launch, arguments, index, change, message):

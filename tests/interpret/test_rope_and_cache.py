@@ -29,7 +29,14 @@ def check(args):
     padding=st.integers(0, 2),
     seed=st.integers(0, 2**20),
     shape=st.sampled_from(
-        [(3, 1, 16, 16, 8), (4, 2, 20, 12, 4), (2, 2, 24, 24, 12), (4, 1, 8, 16, 1), (1, 1, 80, 80, 16)]
+        [
+            (3, 1, 16, 16, 8),
+            (4, 2, 20, 12, 4),
+            (2, 2, 24, 24, 12),
+            (4, 1, 8, 16, 1),
+            (1, 1, 80, 80, 16),
+            (3, 1, 40, 0, 8),
+        ]
     ),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     norm=st.booleans(),

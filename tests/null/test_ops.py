@@ -17,6 +17,7 @@ from draftgraph.kernels.draft_argmax import draft_argmax
 from draftgraph.kernels.draft_distribution import draft_distribution
 from draftgraph.kernels.embed_tokens import embed_tokens
 from draftgraph.kernels.float8 import FLOAT8
+from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.project_logits import project_logits
 from draftgraph.kernels.record_logprobs import record_logprobs
 from draftgraph.kernels.rope_and_cache import rope_and_cache
@@ -196,6 +197,13 @@ def record(device: torch.device | str, *, count: int) -> None:
     )
 
 
+def mix(device: torch.device | str) -> torch.Tensor:
+    floats, ints = makers(device)
+    weights = floats(WIDTH, 2, dtype=torch.float32)
+    experts = floats(6, 32, SIZE), floats(6, SIZE, 16)
+    return moe_experts(floats(WIDTH, SIZE), ints(WIDTH, 2), weights, ints(WIDTH), *experts, "silu")
+
+
 def choose(device: torch.device | str) -> None:
     floats, ints = makers(device)
     allowed, chosen = ints(VOCAB).bool(), ints(ROWS)
@@ -229,6 +237,7 @@ def project(device: torch.device | str, *, cap: float) -> None:
 
 
 CASES = {
+    "moe_experts": mix,
     "embed_tokens": embed,
     "project_logits": lambda device: project(device, cap=0.0),
     "project_logits, soft cap": lambda device: project(device, cap=30.0),

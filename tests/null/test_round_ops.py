@@ -12,11 +12,13 @@ from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
 from draftgraph.kernels.commit import commit
+from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_unseen import pack_unseen
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
+from draftgraph.kernels.suffix_propose import suffix_propose
 
 pytestmark = pytest.mark.null
 
@@ -123,6 +125,28 @@ def finish(device: torch.device | str, *, pairs: bool) -> None:
     )
 
 
+def follow(device: torch.device | str) -> None:
+    s = make_state(device)
+    slots, depth = s.tokens.shape[0], 6
+    suffix_propose(
+        s.tokens,
+        s.length,
+        s.finished,
+        s.slot_of_row,
+        ints(device, slots, depth, CONTEXT),
+        ints(device, slots, 4, depth, CONTEXT),
+        ints(device, slots),
+        ints(device, 8),
+        ints(device, depth, 8),
+        ints(device, 4, depth, 8),
+        ints(device, depth),
+        s.draft_tokens,
+        s.draft_count,
+        s.confidence,
+        0.1,
+    )
+
+
 def look_up(device: torch.device | str) -> None:
     s = make_state(device)
     slots = s.tokens.shape[0]
@@ -196,6 +220,12 @@ def advance(device: torch.device | str) -> None:
     )
 
 
+def merge(device: torch.device | str) -> None:
+    s = make_state(device)
+    tokens, count = ints(device, 2, *s.draft_tokens.shape), ints(device, 2, s.length.shape[0])
+    merge_drafts(tokens, count, tokens.float(), s.finished, s.slot_of_row, s.draft_tokens, s.draft_count, s.confidence)
+
+
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
     "budget_topk": share,
@@ -204,9 +234,11 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "commit": lambda device: finish(device, pairs=False),
     "commit with pairs": lambda device: finish(device, pairs=True),
     "ngram_propose": look_up,
+    "suffix_propose": follow,
     "pack_tail": pack_last,
     "pack_unseen": pack_pairs,
     "advance_draft": advance,
+    "merge_drafts": merge,
 }
 
 

@@ -9,8 +9,8 @@ import torch
 
 from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
-from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel, DecoderWeights, LayerWeights
+from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
+from draftgraph.model_zoo.decoder import DecoderModel, KvCache
 from draftgraph.model_zoo.draft_config import AuxLayers
 from draftgraph.model_zoo.draft_head import DraftHead
 from draftgraph.model_zoo.eagle.config import EagleConfig
@@ -19,10 +19,12 @@ from draftgraph.model_zoo.eagle3.config import Eagle3Config
 from draftgraph.model_zoo.eagle3.model import Eagle3Model, Eagle3Weights
 from draftgraph.model_zoo.medusa.config import MedusaConfig
 from draftgraph.model_zoo.medusa.model import MedusaHead, MedusaModel
+from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
+from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
-from draftgraph.runtime.speculators import SpeculatorParts, create_speculator
+from draftgraph.runtime.speculators import BaseSpeculator, SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
 
@@ -32,48 +34,84 @@ BUCKETS = (1, 4)
 CONTEXT = 128
 
 
-def fake_target(device: torch.device) -> DecoderModel:
-    """A model with every optional part, with no data: two layers, one of them with a sliding window."""
-    layer_types = ("full_attention", "sliding_attention")
-    config = DecoderConfig(
-        model_type="gemma3_text",
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
+def _target(**choices: Any) -> DecoderConfig:
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4}
+    layer_types = choices.pop("layer_types", ("full_attention",) * 2)
+    rope = RopeConfig(dim=16, theta=10000.0)
+    return DecoderConfig(
+        **sizes,
+        layer_types=layer_types,
+        rope=tuple((kind, rope) for kind in sorted(set(layer_types))),
         norm_eps=1e-6,
         max_position_embeddings=CONTEXT,
-        rope=tuple((kind, RopeConfig(dim=16, theta=10000.0)) for kind in layer_types),
-        layer_types=layer_types,
+        attention_scale=0.25,
+        **choices,
+    )
+
+
+TARGETS = {
+    # Every optional part of a dense model; one of two layers has a sliding window.
+    "dense": _target(
+        model_type="gemma3_text",
+        num_kv_heads=2,
+        head_dim=16,
+        layer_types=("full_attention", "sliding_attention"),
         sliding_window=32,
         qk_norm=True,
         post_norms=True,
         norm_unit_offset=True,
-        attention_scale=0.25,
         final_soft_cap=30.0,
         embedding_scale=5.6,
-    )
+    ),
+    # Heads by kind of layer, a layer that reads another's cache, embeddings for every layer.
+    "shared caches": _target(
+        model_type="gemma4_text",
+        num_kv_heads=2,
+        head_dim=16,
+        layer_types=("full_attention", "full_attention"),
+        full_heads=HeadsConfig(num_kv_heads=1, head_dim=32, keys_are_values=True),
+        qk_norm=True,
+        post_norms=True,
+        value_norm=True,
+        num_shared_layers=1,
+        shared_mlp_factor=2,
+        layer_scale=True,
+        per_layer_input=PerLayerInputConfig(vocab_size=50, size=8),
+        moe=MoeConfig(layers=(0,), num_experts=4, experts_per_token=2, intermediate_size=24, beside_dense=True),
+    ),
+    # Latent attention; one of two layers has a mixture of experts in groups, and a shared one.
+    "latent": _target(
+        model_type="deepseek_v3",
+        num_kv_heads=1,
+        head_dim=40,
+        rope_interleaved=True,
+        mla=MlaConfig(query_rank=20, kv_rank=24, nope_dim=12, rope_dim=16, value_dim=8),
+        moe=MoeConfig(
+            layers=(1,),
+            num_experts=8,
+            experts_per_token=2,
+            intermediate_size=24,
+            shared_size=16,
+            scoring="sigmoid",
+            choice_bias=True,
+            num_groups=4,
+            groups_per_token=2,
+            group_members=2,
+            normalize=True,
+            float32_router=True,
+        ),
+    ),
+}
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
-    layer = LayerWeights(
-        attention_norm=empty(32),
-        qkv=empty(config.qkv_size, 32),
-        output=empty(32, 64),
-        mlp_norm=empty(32),
-        gate_up=empty(96, 32),
-        down=empty(32, 48),
-        query_norm=empty(16),
-        key_norm=empty(16),
-        attention_post_norm=empty(32),
-        mlp_post_norm=empty(32),
-    )
-    embedding = empty(50, 32)
-    return DecoderModel(config, DecoderWeights(embedding, (layer, layer), empty(32), embedding))
+def fake_target(device: torch.device, name: str) -> DecoderModel:
+    """A model with no data."""
+    config = TARGETS[name]
+    placements = decoder_placements(config, FAMILIES[config.model_type].layer_norms)
+    builder = WeightBuilder(config, placements, dtype=torch.bfloat16, device=str(device))
+    for tensor, placement in placements.items():
+        builder.add(tensor, torch.empty(placement.shape, device=device))
+    return DecoderModel(config, builder.build())
 
 
 def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel:
@@ -84,13 +122,13 @@ def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | Medu
 
     ids = torch.zeros(20, dtype=torch.int32, device=target.device)
     common: dict[str, Any] = {"format": "", "depth": None, "vocab_size": 50, "target_hidden_size": 32}
-    if spec.method == "medusa":
+    if "medusa" in spec.methods:
         medusa = MedusaConfig(**common, draft_vocab_size=20, num_heads=5, num_layers=1, bias=True, mapped=True)
         heads = MedusaHead((empty(32, 32),), (empty(32),), empty(20, 32))
         return MedusaModel(medusa, (heads,) * 5, target_ids=ids)
     layers = target.weights.layers
     config = target.config
-    if spec.method == "eagle":
+    if "eagle" in spec.methods:
         own = {"fc_bias": True, "own_embedding": False, "own_head": False}
         eagle = EagleConfig(**common, draft_vocab_size=50, layers=config, **own)
         first = layers[0]._replace(attention_norm=None)
@@ -133,20 +171,35 @@ def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | Medu
     return Eagle3Model(eagle3, target, weights, target_ids=ids, mask_state=mask, max_positions=CONTEXT)
 
 
-def fake_parts(spec: SpeculativeConfig, target: DecoderModel) -> SpeculatorParts:
+class LastToken(BaseSpeculator):
+    """Drafts the last token again."""
+
+    def allocate(self, state: DecodeState) -> None:
+        """Keeps nothing."""
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        slots = state.slot_of_row[:bucket].long()
+        last = state.tokens[slots, state.length[slots].long() - 1]
+        state.draft_tokens[slots] = last[:, None].expand(-1, self.num_speculative_tokens)
+        state.draft_count[slots] = self.num_speculative_tokens
+
+
+def fake_parts(spec: SpeculativeConfig, device: torch.device, target: DecoderModel, cache: KvCache) -> SpeculatorParts:
     """What the method needs to have been loaded."""
-    device = target.device
-    if METHODS[spec.method].reads_target:
+    if spec.traits.reads_target:
         head = fake_head(spec, target)
-        return SpeculatorParts(head=head, target_states=head.config.states_of(target.config))
-    if not METHODS[spec.method].language_model:
-        return SpeculatorParts()
+        states = head.config.states_of(target.config)
+        return SpeculatorParts(target=target, target_cache=cache, head=head, target_states=states)
+    if not spec.traits.language_model:
+        return SpeculatorParts(target=target, target_cache=cache)
     ids = torch.zeros(50, dtype=torch.int32, device=device)
     mapping = VocabMapping(ids, ids, ids >= 0) if spec.use_heterogeneous_vocab else None
-    return SpeculatorParts(draft=fake_target(device), mapping=mapping)
+    return SpeculatorParts(draft=fake_target(device, "dense"), mapping=mapping, target=target, target_cache=cache)
 
 
-def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBuilder, DecodeState]:
+def fake_builder(
+    spec: SpeculativeConfig, device: torch.device, target: str = "dense"
+) -> tuple[RoundBuilder, DecodeState]:
     depth = spec.num_speculative_tokens or 0
     shape = StateShape(
         slots=4,
@@ -157,12 +210,12 @@ def fake_builder(spec: SpeculativeConfig, device: torch.device) -> tuple[RoundBu
         max_width=verify_widths(4, depth)[-1],
         keeps_draft_probs=spec.keeps_draft_probs,
     )
-    model = fake_target(device)
+    model = fake_target(device, target)
     state = DecodeState.allocate(shape, dtype=torch.bfloat16, device=device)
-    speculator = create_speculator(spec, fake_parts(spec, model))
+    cache = model.allocate_cache(shape.slots + 1, CONTEXT)
+    speculator = create_speculator(spec, fake_parts(spec, device, model, cache))
     if speculator is not None:
         speculator.allocate(state)
-    cache = model.allocate_cache(shape.slots + 1, CONTEXT)
     policy = create_policy(spec)
     policy.allocate(state)
     return RoundBuilder(model, cache, state, speculator, policy), state
@@ -172,12 +225,16 @@ def available_methods() -> list[str]:
     return [name for name, method in METHODS.items() if method.available]
 
 
-def variants() -> list[tuple[str, dict[str, object]]]:
+def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
     """Every available method, with the options that change its steps."""
-    found: list[tuple[str, dict[str, object]]] = []
+    found: list[tuple[str | tuple[str, ...], dict[str, object]]] = []
     for name in available_methods():
         method = METHODS[name]
         options: dict[str, object] = {"model": "some/draft"} if method.needs_model else {}
+        if method.exits_early:
+            options["exit_layer"] = 1
+        if method.user_class:
+            options["speculator"] = f"{__name__}:LastToken"
         found.append((name, options))
         if method.samples_drafts:
             found.append((name, {**options, "draft_sample_method": "probabilistic"}))
@@ -185,16 +242,23 @@ def variants() -> list[tuple[str, dict[str, object]]]:
             found.append((name, {**options, "parallel_drafting": True}))
         if method.own_vocabulary:
             found.append((name, {**options, "use_heterogeneous_vocab": True}))
+    everything: dict[str, object] = {"model": "some/draft", "exit_layer": 2, "speculator": f"{__name__}:LastToken"}
+    found.append((("ngram", "custom", "layerskip", "draft_model"), everything))
+    found.append((("ngram", "eagle3"), {"model": "some/draft"}))
     return found
 
 
-def cases() -> list[tuple[str, dict[str, object], str]]:
+def reads_target(method: str | tuple[str, ...]) -> bool:
+    return any(METHODS[name].reads_target for name in ((method,) if isinstance(method, str) else method))
+
+
+def cases() -> list[tuple[str | tuple[str, ...], dict[str, object], str]]:
     """Every variant with every rule; those that read the target with the rules that change what they draft."""
     return [
         (method, options, rule)
         for method, options in variants()
         for rule in REJECTION_SAMPLE_METHODS
-        if not METHODS[method].reads_target or rule in ("standard", "coupled")
+        if not reads_target(method) or rule in ("standard", "coupled")
     ]
 
 
@@ -223,6 +287,18 @@ def test_every_step_of_every_program_is_capture_safe(method, options, rule):
         for width in prefill_widths(exact=False):
             assert check_program(builder.prefill(width)) == 1
         assert state.tokens.device.type == "cuda"
+
+
+@pytest.mark.parametrize("options", [{"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}], ids=str)
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "dense"])
+def test_the_steps_of_other_targets_are_capture_safe(name, options):
+    spec = SpeculativeConfig(**options, num_speculative_tokens=5)
+    with fake_cuda() as device:
+        builder, _ = fake_builder(spec, device, name)
+        for bucket in BUCKETS:
+            program = builder.round(bucket, verify_widths(bucket, 5))
+            assert check_program(program) == len(list(program.steps()))
+        assert check_program(builder.prefill(prefill_widths(exact=False)[0])) == 1
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,21 @@ def distribution_arguments(
     ]  # fmt: skip
 
 
+def merge_arguments(seed: int, *, rows: int = 3, members: int = 3, num_drafts: int = 3) -> list[Any]:
+    """Of `merge_drafts`: about a third of the drafters have none, and some whose first draft is no proposal."""
+    state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts, vocab=VOCAB)
+    generator = torch.Generator().manual_seed(seed)
+    slots = state.tokens.shape[0]
+    shape = (members, slots, num_drafts)
+    tokens = torch.randint(-1, VOCAB, shape, generator=generator, dtype=torch.int32)
+    count = torch.randint(-num_drafts // 2, num_drafts + 1, shape[:2], generator=generator).clamp_min(0).int()
+    sure = torch.rand(shape, generator=generator)
+    return [
+        tokens, count, sure, state.finished, state.slot_of_row[:bucket], state.draft_tokens, state.draft_count,
+        state.confidence,
+    ]  # fmt: skip
+
+
 def advance_arguments(
     seed: int,
     *,

@@ -10,6 +10,7 @@ from draft_cases import (
     advance_arguments,
     argmax_arguments,
     distribution_arguments,
+    merge_arguments,
     tail_arguments,
     unseen_arguments,
 )
@@ -20,6 +21,7 @@ from op_checks import assert_same_effect, check_capture_safe, check_registration
 from draftgraph.kernels.advance_draft import advance_draft, advance_draft_reference
 from draftgraph.kernels.draft_argmax import draft_argmax, draft_argmax_reference
 from draftgraph.kernels.draft_distribution import draft_distribution, draft_distribution_reference
+from draftgraph.kernels.merge_drafts import merge_drafts, merge_drafts_reference
 from draftgraph.kernels.pack_tail import pack_tail, pack_tail_reference
 from draftgraph.kernels.pack_unseen import pack_unseen, pack_unseen_reference
 from draftgraph.kernels.philox import DRAFT, TARGET
@@ -33,6 +35,7 @@ CASES = {
     "draft_argmax": (draft_argmax, draft_argmax_reference, argmax_arguments),
     "draft_distribution": (draft_distribution, draft_distribution_reference, distribution_arguments),
     "advance_draft": (advance_draft, advance_draft_reference, advance_arguments),
+    "merge_drafts": (merge_drafts, merge_drafts_reference, merge_arguments),
 }
 
 
@@ -249,3 +252,29 @@ def test_streams_of_sampling_are_independent(op):
         samples.append(sampled)
     assert torch.equal(samples[0], samples[1])
     assert (samples[0] == samples[2]).sum() < 8  # one in 500 by chance
+
+
+@given(seed=SEEDS, rows=st.integers(1, 5), members=st.integers(1, 4), num_drafts=st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_merge_drafts_equals_its_reference(seed, rows, members, num_drafts):
+    arguments = merge_arguments(seed, rows=rows, members=members, num_drafts=num_drafts)
+    assert_same_effect(merge_drafts, merge_drafts_reference, arguments)
+
+
+@pytest.mark.parametrize("op", [merge_drafts, merge_drafts_reference])
+def test_merge_drafts_by_hand(op):
+    tokens = torch.tensor(
+        [[[1, 2], [3, 4], [-1, 5], [6, 7], [9, 9]], [[11, 12], [13, 14], [15, 16], [17, 18], [9, 9]]],
+        dtype=torch.int32,
+    )
+    count = torch.tensor([[2, 0, 2, 1, 2], [1, 1, 2, 2, 2]], dtype=torch.int32)
+    finished = torch.tensor([False, False, False, True, False])
+    drafts, counts = torch.full((5, 2), 99, dtype=torch.int32), torch.full((5,), 99, dtype=torch.int32)
+    confidence = torch.full((5, 2), 99.0)
+    slots = torch.tensor([3, 0, 2, 1], dtype=torch.int32)
+    op(tokens, count, tokens.float() / 10, finished, slots, drafts, counts, confidence)
+    # The first has drafts; has none; has no proposal in front; the row is finished; and a slot that takes no part.
+    assert drafts.tolist() == [[1, 2], [13, 14], [15, 16], [-1, -1], [99, 99]]
+    assert counts.tolist() == [2, 1, 2, 0, 99]
+    assert torch.equal(confidence[:3], drafts[:3].float() / 10)
+    assert confidence[3:].tolist() == [[0.0, 0.0], [99.0, 99.0]]

@@ -160,7 +160,7 @@ def test_quantized_type(directory) -> None:
 def test_unknown_family(directory) -> None:
     hf = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**hf, "model_type": "mamba"}))
-    _fails(directory, "'mamba'; supported: gemma3", UnsupportedModelError)
+    _fails(directory, "'mamba'; supported: deepseek_v2, .*gemma3", UnsupportedModelError)
 
 
 _MEASURE = """

@@ -51,9 +51,14 @@ def test_bare_llama() -> None:
 def test_sizes_of_tiny_models(name) -> None:
     hf = tiny_model(name).config
     config = _read(json.loads(hf.to_json_string()))
-    assert config.num_layers == 3
-    assert config.num_kv_heads == hf.num_key_value_heads
-    assert config.head_dim == hf.head_dim if hasattr(hf, "head_dim") else 16
+    assert config.num_layers == hf.num_hidden_layers
+    if config.full_heads is not None:
+        assert (config.num_kv_heads, config.head_dim, config.full_heads.head_dim) == (2, 16, 32)
+    elif config.mla is None:
+        assert config.num_kv_heads == hf.num_key_value_heads
+        assert config.head_dim == (hf.head_dim if hasattr(hf, "head_dim") else 16)
+    else:
+        assert (config.num_kv_heads, config.head_dim) == (1, hf.kv_lora_rank + hf.qk_rope_head_dim)
     assert config.max_position_embeddings == 512
     assert config.eos_token_ids == (2,)
     assert config.tie_word_embeddings == hf.tie_word_embeddings

@@ -101,11 +101,11 @@ def test_greedy_text(name) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_hidden_states(name) -> None:
     reference, model = _models(name)
-    tokens = random_tokens(30, 7)
+    tokens, layers = random_tokens(30, 7), (0, 2, model.config.num_layers)
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        hidden, states = model.forward_with_aux(pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), (0, 2, 3))
-    for state, index in zip(states, (0, 2, 3), strict=True):
+        hidden, states = model.forward_with_aux(pack([(tokens, 0, 1)]), model.allocate_cache(SLOTS, CONTEXT), layers)
+    for state, index in zip(states, layers, strict=True):
         _assert_close(state, expected[index][0])
     assert torch.equal(hidden, states[-1])
 
@@ -122,7 +122,7 @@ def test_bfloat16_is_close(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "deepseek_v3", "qwen3_moe"])
 def test_row_does_not_depend_on_the_pack_bit_for_bit(name, dtype, tmp_path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)
@@ -139,7 +139,7 @@ def test_row_does_not_depend_on_the_pack_bit_for_bit(name, dtype, tmp_path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3", "deepseek_v3", "gemma4-moe"])
 def test_token_by_token_equals_one_window_bit_for_bit(name, dtype, tmp_path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)

@@ -64,7 +64,7 @@ def test_old_key_and_default_theta() -> None:
     assert rope == RopeConfig(dim=32, theta=5e5, rope_type="linear", factor=3.0)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "axial"])
 def test_other_types_are_refused(kind) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{kind}.*default, linear, llama3, yarn"):
         RopeConfig.from_parameters(

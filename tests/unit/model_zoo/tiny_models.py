@@ -41,6 +41,27 @@ _GEMMA_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.7}
+_GROUPS = {**_EXPERTS, "n_routed_experts": 12, "first_k_dense_replace": 1}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
+_MSCALE = {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 10,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama-biases": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3}),
@@ -54,6 +75,97 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-biases": ("Qwen3Config", {"head_dim": 16, "attention_bias": True}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe-sliding": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 32,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "use_sliding_window": True,
+            "sliding_window": 13,
+            "attention_bias": True,
+        },
+    ),
+    "glm4_moe": ("Glm4MoeConfig", {**_GROUPS, "use_qk_norm": True, "head_dim": 32, "attention_bias": True}),
+    "glm4_moe-groups": ("Glm4MoeConfig", {**_GROUPS, "n_group": 4, "topk_group": 2, "head_dim": 16}),
+    "deepseek_v3": ("DeepseekV3Config", {**_GROUPS, **_LATENT, "n_group": 4, "topk_group": 2}),
+    "deepseek_v3-yarn": (
+        "DeepseekV3Config",
+        {
+            **_GROUPS,
+            **_LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "rope_parameters": _MSCALE,
+        },
+    ),
+    "deepseek_v3-biases": (
+        "DeepseekV3Config",
+        {**_GROUPS, **_LATENT, "n_group": 2, "topk_group": 1, "attention_bias": True, "n_shared_experts": 2},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {**_GROUPS, **_LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v2-yarn": (
+        "DeepseekV2Config",
+        {**_GROUPS, **_LATENT, "q_lora_rank": None, "rope_parameters": _MSCALE, "first_k_dense_replace": 0},
+    ),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 32}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
+    ),
+    "ernie4_5_moe-alone": (
+        "Ernie4_5_MoeConfig",
+        {
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 0,
+            "moe_layer_interval": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4-small": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 5,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        },
+    ),
+    "gemma4-large": ("Gemma4TextConfig", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         {
@@ -79,6 +191,11 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) ->
         offset = 0.5 if parameter.ndim == 1 else 0.0
         scale = 0.3 if parameter.ndim == 1 else 1.0 / parameter.shape[-1] ** 0.5
         parameter.data = torch.randn(parameter.shape, generator=generator) * scale + offset
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.8)
     model.tie_weights()
     return model.to(dtype).eval()
 

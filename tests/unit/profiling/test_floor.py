@@ -17,6 +17,7 @@ from draftgraph.profiling import (
     ngram_cost,
     prefill_cost,
     round_costs,
+    suffix_cost,
 )
 
 SMOLLM2 = ModelSizes(
@@ -185,3 +186,11 @@ def test_impossible_sizes_are_refused():
         dataclasses.replace(SMOLLM2, num_kv_heads=0)
     with pytest.raises(ValueError, match="windows needs one value of at least 0 per layer"):
         dataclasses.replace(SMOLLM2, windows=())
+
+
+def test_suffix_cost_by_hand():
+    # 5 tokens enter at 3 depths: 7 words in and 3 out each, and the token itself. Then 8 words per depth, 4 per draft.
+    shape = RoundShape(rows=2, width=16, window=5, context=1000, num_drafts=7, emitted=5)
+    cost = suffix_cost(shape, depth=3)
+    assert cost.bytes_read == 2 * 4 * (5 * (1 + 7 * 3) + 8 * 3 + 4 * 4)
+    assert cost.bytes_written == 2 * 4 * (5 * 3 * 3 + 2 * 7 + 2)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,8 +15,9 @@ import torch
 
 from draftgraph.profiling import gpu_check
 from draftgraph.profiling.checks import page
-from draftgraph.profiling.checks.identity import Identity, compare_tokens
+from draftgraph.profiling.checks.identity import RULES, SAMPLING, Identity, checked_methods, compare_tokens
 from draftgraph.profiling.checks.loop_costs import CountdownLoop
+from draftgraph.profiling.checks.random_models import RECORDED
 
 
 def run(tmp_path, *arguments):
@@ -20,6 +26,7 @@ def run(tmp_path, *arguments):
     return status, report, (tmp_path / "out" / "gpu_check.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_sections_that_need_no_gpu(tmp_path, capsys):
     names = ["environment", "identity", "loops", "decoding", "ops"]
     status, report, text = run(tmp_path, *(word for name in names for word in ("--only", name)))
@@ -28,13 +35,19 @@ def test_the_sections_that_need_no_gpu(tmp_path, capsys):
     assert list(sections) == names
     assert report["left_out"] == []
     rows = sections["identity"]["rows"]
-    assert {row["executor"] for row in rows} >= {"host"}
-    assert {row["method"] for row in rows} >= {"none", "ngram"}
-    assert all(row["passed"] and row["tokens"] == 128 for row in rows)
-    speeds = {row["method"]: row for row in sections["decoding"]["rows"] if row["executor"] == "host"}
-    assert speeds["ngram"]["rounds"] < speeds["none"]["rounds"] == 32
+    combinations = {(row["method"], row["rule"], row["sampling"], row["executor"]) for row in rows}
+    assert combinations == set(itertools.product(checked_methods(), RULES, SAMPLING, ["host", *RECORDED]))
+    assert {"none", "ngram", "draft_model"} <= set(checked_methods())
+    assert all(row["passed"] and row["tokens"] == 40 for row in rows)
+    speeds = {(row["method"], row["executor"]): row for row in sections["decoding"]["rows"]}
+    assert {executor for _, executor in speeds} == {"host", *RECORDED}
+    for executor in ("host", *RECORDED):
+        assert speeds["ngram", executor]["rounds"] < speeds["none", executor]["rounds"] == 32
+        assert speeds["none", executor]["host_microseconds_per_token"] > 0
+        captured = [speeds["none", executor][name] for name in ("graphs", "graph_nodes", "capture_seconds")]
+        assert all(captured) if executor in RECORDED else captured == [0, 0, 0.0]
     assert "| tiny | ngram | coupled | sampled |" in text
-    assert "identity: ok" in capsys.readouterr().out
+    assert "identity: passed" in capsys.readouterr().out
 
 
 def test_a_section_that_fails_is_shown_and_the_others_run(tmp_path, monkeypatch):
@@ -63,6 +76,81 @@ def test_a_section_stops_when_the_time_is_up(tmp_path):
     gpu_check.identity(check, section)
     assert len(section.rows) == 1
     assert section.error == "no time was left for the rest"
+
+
+def test_a_section_that_hangs_ends_with_the_time_limit(tmp_path):
+    code = """
+import sys, time
+from draftgraph.profiling import gpu_check
+def hangs(check, section):
+    section.rows.append({"what": "before"})
+    time.sleep(300)
+gpu_check.GRACE_SECONDS = 0.5
+gpu_check.SECTIONS["ops"] = hangs
+gpu_check.main([sys.argv[1], "--device", "cpu", "--minutes", "0.01", "--only", "ops", "--only", "loops"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "ops: stopped at the limit of 0.01 minutes" in done.stdout
+    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert report["sections"]["ops"]["rows"] == [{"what": "before"}]
+    assert report["sections"]["ops"]["error"] == "stopped at the limit of 0.01 minutes"
+    assert report["left_out"] == ["loops"]
+
+
+def test_it_needs_no_more_than_torch_and_transformers(tmp_path):
+    code = """
+import os, sys
+others = "accelerate cuda gguf hypothesis nvtx platformdirs pytest pytest_benchmark scipy"
+sys.modules.update(dict.fromkeys(others.split()))
+del os.environ["DRAFTGRAPH_CACHE"]
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in others.split() else find(name, *rest)
+from draftgraph.profiling import gpu_check
+names = [word for name in ("environment", "gpu tests", "decoding") for word in ("--only", name)]
+sys.exit(gpu_check.main([sys.argv[1], "--device", "cpu", *names]))
+"""
+    environment = {**os.environ, "DRAFTGRAPH_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gpu tests: left out: not installed are pytest, pytest_benchmark" in done.stdout
+    assert "decoding: passed" in done.stdout
+
+
+def test_a_speed_that_cannot_be_measured_leaves_the_others(monkeypatch):
+    def fails(shape, model, method, drafts, executor, *rest):
+        if (method, executor) == ("none", "host"):
+            raise RuntimeError("out of memory")
+        return Identity(shape, method, "standard", "greedy", executor, 1, 1)
+
+    monkeypatch.setattr("draftgraph.profiling.checks.decoding.decoding_speed", fails)
+    check = gpu_check.Check(torch.device("cpu"), ("host",), time.monotonic() + 60, small=True)
+    section = gpu_check.Section()
+    gpu_check.decoding(check, section)
+    assert section.rows[0] == {
+        "shape": "tiny",
+        "method": "none",
+        "drafts": 0,
+        "executor": "host",
+        "passed": False,
+        "error": "RuntimeError: out of memory",
+    }
+    assert len(section.rows) == 6
+    assert all(row["passed"] for row in section.rows[1:])
+    assert "| RuntimeError: out of memory |" in page.render(
+        {"device": "x", "version": "1", "date": "d", "left_out": [], "sections": {"decoding": section.to_dict()}}
+    )
+
+
+def test_the_test_tier_is_left_out_without_pytest(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytest" else find(name))
+    section = gpu_check.Section()
+    gpu_check.gpu_tests(gpu_check.Check(torch.device("cpu"), ("host",), time.monotonic() + 60, small=True), section)
+    assert section.error == ""
+    assert page.state(section.to_dict()) == ("left out: not installed are pytest (pip install pytest pytest-benchmark)")
 
 
 @pytest.mark.parametrize(

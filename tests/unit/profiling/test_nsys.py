@@ -200,6 +200,7 @@ def test_csv_of_the_kernel_report_alone():
     ("content", "message"),
     [
         (b"SKIPPED: no data\n", "has no NVTX ranges of the domain 'draftgraph'"),
+        (b"garbage\n", "is neither an SQLite export nor CSV"),
         (b"\xff\xfe\x00report", "is neither an SQLite export nor CSV"),
     ],
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import nvtx
 import pytest
 from observed_rounds import run_rounds
 
-from draftgraph.profiling import nvtx_ranges
 from draftgraph.profiling.nvtx_ranges import NvtxRanges, wanted
 
 
@@ -38,7 +38,7 @@ class RecordingDomain:
 def domain(monkeypatch):
     found = RecordingDomain()
     names = []
-    monkeypatch.setattr(nvtx_ranges.nvtx, "get_domain", lambda name: names.append(name) or found)
+    monkeypatch.setattr(nvtx, "get_domain", lambda name: names.append(name) or found)
     yield found
     assert names == ["draftgraph"]
 

@@ -82,7 +82,7 @@ INVALID = [
     ({"method": "none", "num_speculative_tokens": 4}, r"num_speculative_tokens is 4, but method 'none'"),
     ({"method": "ngram"}, r"'ngram' needs num_speculative_tokens \(K\).*from 1 to 128"),
     ({"method": "draft_model", "model": "x"}, r"'draft_model' needs num_speculative_tokens"),
-    ({"method": "layerskip"}, r"'layerskip' needs num_speculative_tokens"),
+    ({"method": "layerskip"}, r"'layerskip' needs exit_layer"),
     ({"method": "eagle3"}, r"'eagle3' needs model"),
     (NGRAM | {"num_speculative_tokens": 0}, r"num_speculative_tokens must be from 1 to 128, got 0"),
     (NGRAM | {"num_speculative_tokens": -3}, r"from 1 to 128, got -3"),

@@ -48,6 +48,10 @@ def test_labels_tell_configs_apart():
     assert method_label(ngram(8)) == "ngram K=8"
     assert method_label(ngram(8, prompt_lookup_max=6)) == "ngram K=8 prompt_lookup_max=6"
     assert method_label(COUPLED) == "ngram K=4 rejection_sample_method=coupled"
+    early = SpeculativeConfig(method="layerskip", exit_layer=3, num_speculative_tokens=4)
+    assert method_label(early) == "layerskip E=3 K=4"
+    several = SpeculativeConfig(method=["ngram", "custom"], speculator="mine:Own", num_speculative_tokens=4)
+    assert method_label(several) == "ngram+custom mine:Own K=4"
 
 
 def test_which_texts_must_be_those_of_plain_decoding():

@@ -1,0 +1,7 @@
+"""Tensor names of DeepSeek-V2 checkpoints, which are Llama's but for the latent attention's."""
+
+from __future__ import annotations
+
+from ..llama.checkpoint import LAYER_NORMS, rename
+
+__all__ = ["LAYER_NORMS", "rename"]

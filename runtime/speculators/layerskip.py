@@ -1,0 +1,148 @@
+"""The target's first layers draft, with its own norm and head, and verification begins where they left off."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from ...graphs import DecodeState
+from ...kernels.pack_tail import pack_tail
+from ...kernels.window import Window
+from ...model_zoo.decoder import DecoderModel, KvCache
+from ...profiling.floor import RoundShape, StepCost, forward_cost
+from ..model_sizes import model_sizes
+from .base import BaseSpeculator
+from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
+
+
+class LayerSkipSpeculator(BaseSpeculator):
+    """Early exit (LayerSkip, Elhoushi et al. 2024): the target without its upper layers is the drafter.
+
+    The lower layers run once for the anchor and once for each draft, K + 1 times in all, and write their part of the
+    target's own KV cache. Their outputs are kept, so that verification runs the upper layers alone, over all of a
+    window at once. KV and outputs of rejected drafts are overwritten by the next round before anything reads them.
+    """
+
+    name: ClassVar[str] = "layerskip"
+
+    _anchor: Window
+    _step: Window
+    _last: torch.Tensor
+    _kept: torch.Tensor
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        target: DecoderModel,
+        cache: KvCache,
+        *,
+        exit_layer: int,
+        stream: int | None = None,
+        width: int | None = None,
+    ) -> None:
+        """Takes the target with its cache.
+
+        Args:
+            num_speculative_tokens: `K`, at least 1.
+            target: the model that is verified with.
+            cache: the target's.
+            exit_layer: how many layers draft, from 1 to all.
+            stream: of the noise with which drafts are sampled, see `kernels/philox.py`; None drafts greedily.
+            width: the one width of all passes, where the engine is to run at one; None: the narrowest that will do.
+        """
+        super().__init__(num_speculative_tokens)
+        self.first_layer = exit_layer
+        self._target, self._cache, self._fixed_width = target, cache, width
+        self._chooser = DraftChooser(stream)
+
+    def allocate(self, state: DecodeState) -> None:
+        """Allocates the lower layers' outputs, [R1, K + 1, hidden], and windows for the largest bucket."""
+        rows, device = state.shape.max_bucket, state.device
+        width = self._width(rows)
+        self._anchor = empty_window(rows, width, device)
+        self._step = step_window(rows, width, device)
+        self._last = torch.zeros(window_width(rows), dtype=torch.int32, device=device)
+        self._kept = torch.zeros(
+            (state.shape.slots + 1, self.num_speculative_tokens + 1, self._target.config.hidden_size),
+            dtype=self._target.dtype,
+            device=device,
+        )
+        self._chooser.allocate(state, width)
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        """Drafts K tokens for every live row of the bucket, and runs the lower layers for the last of them too."""
+        slot_of_row, width, narrow = state.slot_of_row[:bucket], self._width(bucket), window_width(bucket)
+        window = part_of(self._anchor, bucket, width)._replace(slot_of_row=slot_of_row)
+        following = part_of(self._step, bucket, width)
+        last = self._last[:narrow]
+        pack_tail(
+            state.tokens,
+            state.length,
+            state.finished,
+            slot_of_row,
+            None,
+            1,
+            window.tokens,
+            window.positions,
+            window.slots,
+            window.rows,
+            window.cu_tokens,
+            window.base,
+            last,
+        )
+        # The chooser stops where no draft can follow. The lower layers go one token further: the last draft is
+        # verified too. The one draft too many that the row so counts is cut off by the budget.
+        limit = state.limit + 1
+        hidden = self._run_lower_layers(window).index_select(0, last)
+        self._keep(slot_of_row, 0, hidden)
+        for step in range(self.num_speculative_tokens):
+            logits = self._target.logits(self._target.final_norm(hidden))[:bucket]
+            self._chooser.draft(state, step, logits, slot_of_row, following, limit)
+            hidden = self._run_lower_layers(following)[:narrow]
+            self._keep(slot_of_row, step + 1, hidden)
+
+    def verify_hidden(self, state: DecodeState, window: Window) -> torch.Tensor:
+        """The lower layers' outputs of the windows, [W, hidden]."""
+        deepest = self.num_speculative_tokens
+        anchor = state.length.index_select(0, window.slots) - 1
+        place = window.slots * (deepest + 1) + (window.positions - anchor).clamp(0, deepest)
+        return self._kept.flatten(0, 1).index_select(0, place)
+
+    def clear(self, slot: int) -> None:
+        """Zeroes what is kept of the slot."""
+        self._kept[slot].zero_()
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """K + 1 passes of the lower layers over one token per row, and K of the head."""
+        sizes, rows, dtype = model_sizes(self._target.config), shape.rows, self._target.dtype
+        step = forward_cost(
+            sizes,
+            width=rows,
+            rows=rows,
+            window=1,
+            context=shape.context,
+            dtype=dtype,
+            kv_dtype=shape.kv_dtype,
+            head=False,
+            layers=(0, self.first_layer),
+        )
+        head = StepCost(
+            bytes_read=sizes.head * dtype.itemsize,
+            bytes_written=rows * sizes.vocab_size * dtype.itemsize,
+            operations=2 * rows * sizes.head,
+            dtype=dtype,
+        )
+        depth = self.num_speculative_tokens
+        return step.times(depth + 1) + head.times(depth)
+
+    def _run_lower_layers(self, window: Window) -> torch.Tensor:
+        hidden = self._target.embed(window.tokens)
+        return self._target.forward_range(hidden, window, self._cache, 0, self.first_layer)
+
+    def _keep(self, slot_of_row: torch.Tensor, place: int, hidden: torch.Tensor) -> None:
+        # Padding rows share the reserved slot: whichever of them is kept, nobody reads it.
+        self._kept[:, place].index_copy_(0, slot_of_row.long(), hidden[: slot_of_row.shape[0]])
+
+    def _width(self, rows: int) -> int:
+        return self._fixed_width or window_width(rows)
