@@ -155,3 +155,17 @@ def test_a_reused_prefix_is_drafted_from_as_a_new_one(world):
         results = [engine.generate(prompt, SamplingParams(max_tokens=12, ignore_eos=True)) for prompt in again]
     assert [r.metrics.reused_prompt_tokens for r in results] == [28, 40 - 1 - 5 + 1, 15, 19]
     assert all(r.metrics.round_pairs == ((5, 5), (5, 5)) for r in results)
+
+
+def test_a_head_after_another_method(world, plain):
+    """Where prompt lookup finds nothing the head drafts, and it reads what was accepted of the other's drafts."""
+    head = world.heads["eagle3"]
+    spec = {"method": ["ngram", "eagle3"], "model": str(world.path / "eagle3"), "num_speculative_tokens": 4}
+    assert head.spec["method"] == "eagle3"
+    options = {"dtype": "float32", "compile": False, "max_model_len": 512, "max_batch_size": 2}
+    with Engine.from_pretrained(world.path / "target", spec, **options) as engine:
+        results = engine.generate(world.prompts, GREEDY)
+        assert tokens(results) == tokens(plain[GREEDY])
+        # Tokens that were not there before: lookup has nothing to say.
+        long = engine.generate(toy.cycles()[-1][:9], SamplingParams(max_tokens=20, ignore_eos=True))
+    assert long.metrics.accepted_tokens == 16

@@ -93,9 +93,9 @@ def record_proposals(engine: Engine) -> list[tuple[list[int], list[int], list[to
     found: list[tuple[list[int], list[int], list[torch.Tensor]]] = []
     logits: list[torch.Tensor] = []
 
-    def chooser_draft(s, step, values, *rest):
+    def chooser_draft(s, step, values, *rest, **options):
         logits.append(values.clone())
-        draft(s, step, values, *rest)
+        draft(s, step, values, *rest, **options)
 
     def recorded(s, bucket):
         logits.clear()
