@@ -250,7 +250,9 @@ def _window_attention_cpu(
                 (tokens, num_kv_heads, group, value_dim), (group * row_stride, head_stride, row_stride, 1)
             )
             if tokens == width:
-                return result.reshape(width, num_heads, value_dim)
+                # With one query head per key head the reshape alone would be a view, which compiled code, told of dense
+                # strides by the fake, would misread.
+                return result.reshape(width, num_heads, value_dim).contiguous()
             if output is None:
                 output = query.new_zeros((width, num_kv_heads, group, value_dim))
             output[first + begin : first + end].copy_(result)

@@ -179,3 +179,11 @@ def test_values_that_no_token_sees_do_not_matter() -> None:
     case["key_cache"][:, :, 13:] = 1e4
     case["value_cache"][:, :, 13:] = -1e4
     assert torch.equal(window_attention(**case), expected)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("count", [4, 16])
+def test_the_result_is_dense_as_compiled_code_expects(heads, padding, count):
+    case = _case([count], [5], [1], heads=heads, padding=padding)
+    assert window_attention(**case).is_contiguous()
