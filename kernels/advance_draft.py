@@ -19,6 +19,7 @@ def advance_draft_reference(
     slot_of_row: torch.Tensor,
     target_ids: torch.Tensor | None,
     step: int,
+    shift: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -33,7 +34,7 @@ def advance_draft_reference(
 
     A live row has room for `limit - length - 1` drafts: one more could not be emitted. Where it has room for draft
     `step`, that is `chosen`, and -1 (no proposal) where the logits failed or the target has no such token. Where it has
-    room for another, `chosen` is the next window: one token at position `length + step`. All other rows get the window
+    room for another, `chosen` is the next window: one token at position `length + shift`. All other rows get the window
     of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
 
     Args:
@@ -47,6 +48,8 @@ def advance_draft_reference(
         target_ids: int32 [V], the target's id of each token of the drafter, -1 where it has none; None where both have
             the same vocabulary.
         step: which draft of the row, 0 to K - 1.
+        shift: where the drafter keeps draft `step`, counted from `length`: `step` for a language model, `step - 1` for
+            a head that pairs a hidden state with the token after it. `length + shift` must not be negative.
         draft_tokens: int32 [R1, K], column `step` is written, in the target's ids.
         confidence: float32 [R1, K], column `step` is written; 0 where there is no draft.
         draft_count: int32 [R1], written: the row's drafts so far, at most its room; 0 for finished rows.
@@ -68,7 +71,7 @@ def advance_draft_reference(
     draft_count[slots] = room.clamp_max(step + 1)
 
     goes_on = room > step + 1
-    position = torch.where(goes_on, length[slots] + step, 0)
+    position = torch.where(goes_on, length[slots] + shift, 0)
     slot = torch.where(goes_on, slot_of_row, reserved_slot)
     row = torch.arange(num_rows, dtype=torch.int32, device=chosen.device)
     for output, content, padding in (
@@ -93,6 +96,7 @@ def _advance_draft_cpu(
     slot_of_row: torch.Tensor,
     target_ids: torch.Tensor | None,
     step: int,
+    shift: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -121,7 +125,7 @@ def _advance_draft_cpu(
         count_of[slot] = min(room, step + 1)
         goes_on = room > step + 1
         tokens.append(token if goes_on else 0)
-        positions.append(row_length + step if goes_on else 0)
+        positions.append(row_length + shift if goes_on else 0)
         owners.append(slot if goes_on else reserved_slot)
     padding = window_tokens.shape[0] - len(slots)
     window_tokens.numpy()[:] = tokens + [0] * padding
@@ -154,6 +158,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     width,
     reserved_slot,
     step,
+    shift,
     NUM_ROWS: tl.constexpr,
     NUM_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -176,7 +181,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     tl.store(draft_count + slot, tl.minimum(room, step + 1), mask=inside)
 
     goes_on = room > step + 1
-    position = tl.where(goes_on, row_length + step, 0)
+    position = tl.where(goes_on, row_length + shift, 0)
     owner = tl.where(goes_on, slot, reserved_slot)
     written = row < width
     tl.store(window_tokens + row, tl.where(goes_on, token, 0), mask=written)
@@ -197,6 +202,7 @@ def advance_draft_triton(
     slot_of_row: torch.Tensor,
     target_ids: torch.Tensor | None,
     step: int,
+    shift: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -258,6 +264,7 @@ def advance_draft_triton(
         width,
         slots - 1,
         step,
+        shift,
         NUM_ROWS=rows,
         NUM_DRAFTS=num_drafts,
         BLOCK=next_power_of_2(width),
@@ -278,7 +285,7 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(names, "*i32"),
                 **dict.fromkeys(["chosen_confidence", "confidence"], "*fp32"),
                 **dict.fromkeys(["failed", "finished"], "*i1"),
-                **dict.fromkeys(["width", "reserved_slot", "step"], "i32"),
+                **dict.fromkeys(["width", "reserved_slot", "step", "shift"], "i32"),
                 **({"target_ids": "*i32"} if mapped else {}),
             },
             constants={
@@ -303,7 +310,7 @@ def _advance_draft_fake(*args: object) -> None:
 
 advance_draft = define_op(
     "advance_draft(Tensor chosen, Tensor chosen_confidence, Tensor failed, Tensor length, Tensor limit, "
-    "Tensor finished, Tensor slot_of_row, Tensor? target_ids, int step, Tensor(a!) draft_tokens, "
+    "Tensor finished, Tensor slot_of_row, Tensor? target_ids, int step, int shift, Tensor(a!) draft_tokens, "
     "Tensor(b!) confidence, Tensor(c!) draft_count, Tensor(d!) window_tokens, Tensor(e!) window_positions, "
     "Tensor(f!) window_slots, Tensor(g!) window_rows, Tensor(h!) base, Tensor(i!) window_slot_of_row) -> ()",
     cpu=_advance_draft_cpu,

@@ -39,6 +39,7 @@ OP_FILES: tuple[str, ...] = (
     "moe_experts",
     "ngram_propose",
     "pack_tail",
+    "pack_unseen",
     "pack_window",
     "plan_window",
     "project_logits",

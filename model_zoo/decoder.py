@@ -61,6 +61,7 @@ def decoder_layer(
     window: Window,
     constants: LayerConstants,
     layer_input: torch.Tensor | None = None,
+    attention_input: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One pre-norm layer: attention, then the feed-forward, each added to the residual stream.
 
@@ -74,12 +75,16 @@ def decoder_layer(
         window: the tokens.
         constants: the layer's choices.
         layer_input: [W, size], the layer's own embeddings of the tokens, if the model has such.
+        attention_input: [W, columns of `weights.qkv`], normalised, for a layer whose attention reads something else
+            than the residual stream; None: `hidden` after the attention's norm.
 
     Returns:
         [W, hidden].
     """
     eps, unit_offset = constants.norm_eps, constants.norm_unit_offset
-    normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
+    normed = hidden if attention_input is None else attention_input
+    if weights.attention_norm is not None and attention_input is None:
+        normed = rms_norm(hidden, weights.attention_norm, eps, unit_offset)
     attention = head_attention if weights.latent is None else latent_attention
     attended = attention(normed, weights, key_cache, value_cache, cos, sin, window, constants)
     update = linear(attended, weights.output, weights.output_bias)

@@ -64,8 +64,8 @@ class PerLayerInputWeights(NamedTuple):
 class LayerWeights(NamedTuple):
     """One layer. Matrices are [out, in], as `kernels.linear` takes them."""
 
-    attention_norm: torch.Tensor
-    """[hidden]."""
+    attention_norm: torch.Tensor | None
+    """[hidden]; None: attention takes the layer's input as it is."""
     qkv: torch.Tensor
     """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values. With latent attention the queries' latent (or the queries),
     then the latent of keys and values, then the rotary key."""

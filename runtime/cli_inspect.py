@@ -1,4 +1,4 @@
-"""`draftgraph inspect`: what two vocabularies share."""
+"""`draftgraph inspect`: what a draft checkpoint is, and what two vocabularies share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from .checks import check_choice
 from .cli_support import DebugOption, readable_errors, standard_output
 from .errors import ConfigError
 
 
 @readable_errors
 def inspect(
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="DRAFT", help="A draft head: a hub id or a directory.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Check the draft head against this model's config; no weights are loaded.")
+    ] = None,
+    aux_layer_numbering: Annotated[
+        str | None,
+        typer.Option(help="How the draft head numbers the target's layers: hidden_states or layer_outputs."),
+    ] = None,
     vocab: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -29,16 +41,52 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show how much of two vocabularies is the same: what `use_heterogeneous_vocab` can draft."""
-    if vocab is None:
-        raise ConfigError("nothing to inspect: name two models, as in `draftgraph inspect --vocab TARGET DRAFT`")
-    from .vocab_report import compare, sample_text
+    """Show what a draft head is and whether it fits a target; or how much of two vocabularies is the same."""
+    if (checkpoint is None) == (vocab is None):
+        raise ConfigError(
+            "name one thing to inspect: a draft head, as in `draftgraph inspect DRAFT --target TARGET`, or two models, "
+            "as in `draftgraph inspect --vocab TARGET DRAFT`"
+        )
+    if vocab is not None:
+        from .vocab_report import compare, sample_text
 
-    report = compare(*vocab, sample_text(text))
+        report = compare(*vocab, sample_text(text))
+    else:
+        from ..model_zoo.draft_config import NUMBERINGS
+        from .draft_report import describe
+
+        if aux_layer_numbering is not None:
+            check_choice(ConfigError, "aux-layer-numbering", aux_layer_numbering, NUMBERINGS)
+        assert checkpoint is not None
+        report = describe(checkpoint, target, aux_layer_numbering)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
-        _show(standard_output(), report)
+        (_show_draft if vocab is None else _show)(standard_output(), report)
+    if vocab is None and (report["problem"] or report["mismatch"]):
+        raise typer.Exit(1)
+
+
+def _show_draft(console: Console, report: dict[str, Any]) -> None:
+    depth = report["num_speculative_tokens"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for label, value in (
+        ("checkpoint", report["checkpoint"]),
+        ("method", report["method"]),
+        ("format", report["format"]),
+        ("drafts per round", "not given" if depth is None else str(depth)),
+        ("drafting", "all tokens in one pass" if report["parallel"] else None),
+        ("target's hidden size", str(report["target_hidden_size"])),
+        ("reads", report["hidden_states"]),
+        ("vocabulary", report["vocabulary"]),
+        ("missing tensors", ", ".join(report["missing"]) or "none"),
+        ("unexpected tensors", ", ".join(report["unexpected"]) or "none"),
+        ("problem", report["problem"]),
+        ("target", report["target"] and f"{report['target']}: {report['mismatch'] or 'fits'}"),
+    ):
+        if value is not None:
+            table.add_row(label, Text(value))
+    console.print(table, highlight=False)
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -124,6 +125,7 @@ class Engine:
             prefix_caching=prefix_caching,
         )
         target = load_target(model, config, progress)
+        config = dataclasses.replace(config, speculative=target.speculative or speculative)
         return cls(target, build_core(target, config), config)
 
     def generate(

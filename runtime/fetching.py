@@ -21,6 +21,7 @@ from .progress import ProgressCallback
 logger = logging.getLogger(__name__)
 
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.model", "*.jinja", "tokenizer*", "*.txt")
+HUB_PICKLES = ("*.bin", "*.pt")
 HUB_EXCLUDED = ("onnx/*", "original/*", "runs/*", "*.gguf")
 HUB_TIMEOUT = 5.0
 """Seconds to wait for the hub's first answer before it counts as out of reach."""
@@ -192,13 +193,14 @@ def hub_revision(repository: str) -> str | None:
         return None
 
 
-def hub_snapshot(repository: str, revision: str | None, directory: Path | None) -> Path:
+def hub_snapshot(repository: str, revision: str | None, directory: Path | None, *, pickles: bool = False) -> Path:
     """Downloads a repository's safetensors, configs and tokenizer.
 
     Args:
         repository: as "owner/name".
         revision: the commit; None: what the local hub cache has, without the network.
         directory: where to; None: the hub's own cache.
+        pickles: also its `.bin` and `.pt` files.
 
     Raises:
         ModelNotFoundError: without a revision: the local hub cache does not have it.
@@ -212,7 +214,7 @@ def hub_snapshot(repository: str, revision: str | None, directory: Path | None) 
             revision=revision,
             local_dir=directory,
             local_files_only=revision is None,
-            allow_patterns=list(HUB_PATTERNS),
+            allow_patterns=[*HUB_PATTERNS, *(HUB_PICKLES if pickles else ())],
             ignore_patterns=list(HUB_EXCLUDED),
             etag_timeout=HUB_TIMEOUT,
         )

@@ -25,15 +25,18 @@ from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
+from ..model_zoo.draft_checkpoint import load_head
 from .cache import cache_directory
 from .core import CorePlan, EngineCore
 from .draft_loading import DraftSource, LoadedDraft, check_draft, find_draft
 from .engine_config import EngineConfig
 from .errors import ConfigError
+from .head_loading import HeadSource, LoadedHead, check_head, find_head
 from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
+from .speculative_config import SpeculativeConfig
 from .speculators import SpeculatorParts, check_custom, create_speculator, speculator_class
 from .tokenizer_files import load_tokenizer
 from .verification import create_policy
@@ -46,7 +49,7 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target model in memory, with its tokenizer, where both came from, and its draft model if it has one."""
+    """A target model in memory, with its tokenizer, where both came from, and its drafter if that has weights."""
 
     path: Path
     config: DecoderConfig
@@ -54,6 +57,9 @@ class LoadedModel:
     tokenizer: Any
     max_model_len: int
     draft: LoadedDraft | None = None
+    head: LoadedHead | None = None
+    speculative: SpeculativeConfig | None = None
+    """With the number of drafts that the checkpoint gives, where the user gives none; None: as it was configured."""
 
 
 def check_target(
@@ -64,29 +70,43 @@ def check_target(
     Returns:
         Its local directory, its config, and the most tokens of a sequence.
     """
-    path, decoder, max_model_len, _ = _find_models(name, config, progress)
-    return path, decoder, max_model_len
+    found = _find_models(name, config, progress)
+    return found.path, found.config, found.max_model_len
 
 
-def _find_models(
-    name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
-) -> tuple[Path, DecoderConfig, int, DraftSource | None]:
-    """What `check_target` returns, and the draft model if the method has one."""
+@dataclass(frozen=True)
+class _Found:
+    """A target model and its drafter that fit each other and the settings, before any weight is read."""
+
+    path: Path
+    config: DecoderConfig
+    max_model_len: int
+    speculative: SpeculativeConfig
+    draft: DraftSource | None
+    head: HeadSource | None
+    target_states: tuple[int, ...]
+
+
+def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None) -> _Found:
+    """Resolves and checks a target model and its drafter, cheapest checks first."""
     config.speculative.require_available()
     if config.speculative.speculator is not None:
         speculator_class(config.speculative.speculator)
     _check_executor(config)
-    num_drafts = config.speculative.num_speculative_tokens or 0
     if config.exact:
-        _widths(config, num_drafts)
+        _widths(config, config.speculative.num_speculative_tokens or 0)
     if not isinstance(name, str | Path):
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft = find_draft(config.speculative, progress)
+    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, progress)
     hf_config = json.loads((path / "config.json").read_text())
-    config.speculative.check_checkpoint(hf_config, None if draft is None else draft.hf_config)
-    config.speculative.check_layers(decoder.num_layers)
+    drafter = draft or head
+    speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
+    num_drafts = speculative.num_speculative_tokens or 0
+    _widths(config, num_drafts)
+    target_states = () if head is None else check_head(head, decoder, speculative)
+    speculative.check_layers(decoder.num_layers)
     max_model_len = _max_model_len(config, decoder, draft)
     if num_drafts >= max_model_len:
         raise ConfigError(
@@ -96,35 +116,43 @@ def _find_models(
     if config.speculative.speculator is not None:
         check_custom(
             config.speculative.speculator,
-            _state_shape(config, decoder, max_model_len),
+            _state_shape(config, speculative, decoder, max_model_len),
             hidden_size=decoder.hidden_size,
             dtype=config.torch_dtype,
             buckets=config.buckets,
         )
-    return path, decoder, max_model_len, draft
+    return _Found(path, decoder, max_model_len, speculative, draft, head, target_states)
 
 
 def load_target(
     name: str | Path, config: EngineConfig, progress: Callable[[int, int, str], None] | None
 ) -> LoadedModel:
-    """Resolves, checks and loads a target model and its draft model."""
-    path, decoder, max_model_len, draft = _find_models(name, config, progress)
-    tokenizer = load_tokenizer(path)
-    mapping = None if draft is None else check_draft(draft, path, decoder, config.speculative)
+    """Resolves, checks and loads a target model and its drafter."""
+    found = _find_models(name, config, progress)
+    draft, head, max_model_len = found.draft, found.head, found.max_model_len
+    tokenizer = load_tokenizer(found.path)
+    mapping = None if draft is None else check_draft(draft, found.path, found.config, found.speculative)
+    region = compile_region if config.compile else eager_region
 
     def load(directory: Path) -> DecoderModel:
         return load_model(
             directory,
             dtype=config.torch_dtype,
             device=config.torch_device,
-            compile_region=compile_region if config.compile else eager_region,
+            compile_region=region,
             max_positions=max_model_len,
             progress=progress,
         )
 
-    model = load(path)
+    model = load(found.path)
     loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
-    return LoadedModel(path, decoder, model, tokenizer, max_model_len, loaded)
+    loaded_head = None
+    if head is not None:
+        heads = load_head(head.checkpoint, model, max_positions=max_model_len, compile_region=region, progress=progress)
+        loaded_head = LoadedHead(heads, found.target_states)
+    return LoadedModel(
+        found.path, found.config, model, tokenizer, max_model_len, loaded, loaded_head, found.speculative
+    )
 
 
 def build_core(
@@ -145,23 +173,25 @@ def build_core(
         rounds_per_launch: see `CorePlan`.
     """
     device = config.torch_device
-    widths = _widths(config, config.speculative.num_speculative_tokens or 0)
-    state = DecodeState.allocate(
-        _state_shape(config, target.config, target.max_model_len, ring), dtype=config.torch_dtype, device=device
-    )
+    speculative = target.speculative or config.speculative
+    widths = _widths(config, speculative.num_speculative_tokens or 0)
+    shape = _state_shape(config, speculative, target.config, target.max_model_len, ring)
+    state = DecodeState.allocate(shape, dtype=config.torch_dtype, device=device)
     cache = target.model.allocate_cache(state.shape.slots + 1, state.shape.context)
     parts = SpeculatorParts(
         draft=None if target.draft is None else target.draft.model,
         mapping=None if target.draft is None else target.draft.mapping,
         target=target.model,
         target_cache=cache,
+        head=None if target.head is None else target.head.model,
+        target_states=() if target.head is None else target.head.target_states,
         fixed_width=widths[config.buckets[-1]][-1] if config.exact else None,
     )
-    speculator = create_speculator(config.speculative, parts)
+    speculator = create_speculator(speculative, parts)
     if speculator is not None:
         speculator.allocate(state)
-    _set_draft_limit(state, config)
-    policy = create_policy(config.speculative)
+    _set_draft_limit(state, speculative)
+    policy = create_policy(speculative)
     policy.allocate(state)
     builder = RoundBuilder(target.model, cache, state, speculator, policy)
     reuse = (PREFILL_CHUNK if config.exact else 1) if config.prefix_caching else None
@@ -175,13 +205,19 @@ def build_core(
         **({} if rounds_per_launch is None else {"rounds_per_launch": rounds_per_launch}),
     )
     executor = executor or _executor(config)
-    return EngineCore(state, builder, speculator, executor, SlotPool(config.max_batch_size, reuse_multiple=reuse), plan)
+    lookahead = 0 if speculator is None else speculator.lookahead
+    slots = SlotPool(config.max_batch_size, reuse_multiple=reuse, lookahead=lookahead)
+    return EngineCore(state, builder, speculator, executor, slots, plan)
 
 
 def _state_shape(
-    config: EngineConfig, decoder: DecoderConfig, max_model_len: int, ring: int | None = None
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    decoder: DecoderConfig,
+    max_model_len: int,
+    ring: int | None = None,
 ) -> StateShape:
-    num_drafts = config.speculative.num_speculative_tokens or 0
+    num_drafts = speculative.num_speculative_tokens or 0
     return StateShape(
         slots=config.buckets[-1],
         context=max_model_len,
@@ -190,7 +226,7 @@ def _state_shape(
         max_bucket=config.buckets[-1],
         max_width=max(widths[-1] for widths in _widths(config, num_drafts).values()),
         max_stop_tokens=MAX_STOP_TOKEN_IDS + len(decoder.eos_token_ids),
-        keeps_draft_probs=config.speculative.keeps_draft_probs,
+        keeps_draft_probs=speculative.keeps_draft_probs,
         ring=ring or 0,
     )
 
@@ -232,7 +268,7 @@ def _max_model_len(config: EngineConfig, decoder: DecoderConfig, draft: DraftSou
     return most
 
 
-def _set_draft_limit(state: DecodeState, config: EngineConfig) -> None:
+def _set_draft_limit(state: DecodeState, speculative: SpeculativeConfig) -> None:
     """Fills the table of the most drafts per row by the number of live rows."""
-    limits = config.speculative.draft_limits(state.shape.max_bucket)
+    limits = speculative.draft_limits(state.shape.max_bucket)
     state.draft_limit.copy_(torch.tensor(limits, dtype=torch.int32))

@@ -77,13 +77,14 @@ ALIASES: dict[str, Alias] = {
 """Gemma comes under Google's Gemma Terms of Use, which whoever fetches it accepts."""
 
 
-def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None) -> Path:
+def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None, pickles: bool = False) -> Path:
     """The local directory of a model: config.json, tokenizer and safetensors.
 
     Args:
         name: a directory; a `.gguf` file, converted once into the cache; an alias of `ALIASES`; or a hub id
             "owner/name". They are looked for in this order.
         progress: told about downloads and conversions. None: a bar on the terminal.
+        pickles: accept a directory that has `.bin` or `.pt` files in place of safetensors, as old draft heads have.
 
     Raises:
         ModelNotFoundError: it is none of these.
@@ -91,7 +92,7 @@ def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None)
     """
     path = Path(name).expanduser()
     if str(name) and path.is_dir():
-        return _checked_directory(path)
+        return _checked_directory(path, pickles)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelNotFoundError(f"there is no GGUF file {str(path)!r}")
@@ -102,7 +103,8 @@ def resolve_model(name: str | Path, *, progress: ProgressCallback | None = None)
     looked_at = [f"a directory {str(path)!r}", f"an alias ({', '.join(ALIASES)})"]
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", key):
         try:
-            return _checked_directory(fetching.hub_snapshot(key, fetching.hub_revision(key), None))
+            revision = fetching.hub_revision(key)
+            return _checked_directory(fetching.hub_snapshot(key, revision, None, pickles=pickles), pickles)
         except ModelNotFoundError as error:
             looked_at.append(f"the hub ({error})")
     else:
@@ -129,10 +131,11 @@ def model_source(directory: Path) -> str:
     return str(note["source"]) if note and "source" in note else str(directory)
 
 
-def _checked_directory(path: Path) -> Path:
+def _checked_directory(path: Path, pickles: bool = False) -> Path:
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(f"the directory {str(path)!r} is no model: it has no config.json")
-    if not any(path.glob("*.safetensors")):
+    accepted = ("*.safetensors", "*.bin", "*.pt") if pickles else ("*.safetensors",)
+    if not any(any(path.glob(pattern)) for pattern in accepted):
         formats = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".gguf")})
         found = f", only {', '.join(formats)} files" if formats else ""
         raise ModelNotFoundError(

@@ -115,9 +115,12 @@ class RoundBuilder:
                 window.base,
                 window.slot_of_row,
             )
-            hidden = self._model.forward(window, self._cache)
+            wanted = () if speculator is None else speculator.target_states
+            hidden, states = self._model.forward_with_aux(window, self._cache, wanted)
             if speculator is not None:
                 speculator.prefill(s, window, hidden)
+                if wanted:
+                    speculator.observe_prompt(s, window, states)
 
         return self._program(f"prefill[{width}]", Step(f"prefill[{width}]", chunk))
 
@@ -187,7 +190,11 @@ class RoundBuilder:
         model, speculator = self._model, self._speculator
         begun = None if speculator is None else speculator.verify_hidden(state, window)
         if speculator is None or begun is None:
-            return model.forward(window, self._cache)
+            wanted = () if speculator is None else speculator.target_states
+            hidden, states = model.forward_with_aux(window, self._cache, wanted)
+            if speculator is not None and wanted:
+                speculator.observe(state, window, states)
+            return hidden
         layers = (speculator.first_layer, model.config.num_layers)
         return model.final_norm(model.forward_range(begun, window, self._cache, *layers))
 

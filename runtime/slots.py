@@ -34,16 +34,18 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class SlotPool:
     """Hands out slots, preferring one whose cached tokens begin the new prompt, else the least recently used."""
 
-    def __init__(self, slots: int, *, reuse_multiple: int | None) -> None:
+    def __init__(self, slots: int, *, reuse_multiple: int | None, lookahead: int = 0) -> None:
         """Creates a pool of `slots` free slots.
 
         Args:
             slots: how many there are.
             reuse_multiple: reuse only multiples of this many tokens; None reuses nothing. A multiple of the
                 prefill chunk makes a reused prefix bit-identical to a computed one.
+            lookahead: how many of the tokens after a position decide what a slot holds there; so many of the tokens
+                in common are not reused, and at least so many of a prompt's besides the last.
         """
         self._free: OrderedDict[int, tuple[int, ...]] = OrderedDict((slot, ()) for slot in range(slots))
-        self._multiple = reuse_multiple
+        self._multiple, self._lookahead = reuse_multiple, lookahead
 
     @property
     def free(self) -> int:
@@ -58,7 +60,7 @@ class SlotPool:
         best_slot, best = -1, 0
         if self._multiple is not None:
             for slot, cached in self._free.items():
-                shared = min(common_prefix(cached, prompt), len(prompt) - 1)
+                shared = max(min(common_prefix(cached, prompt), len(prompt) - 1) - self._lookahead, 0)
                 shared -= shared % self._multiple
                 if shared > best:
                     best_slot, best = slot, shared

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kernels.suffix_index import LONGEST
+from ..model_zoo.draft_config import NUMBERINGS
 from .checks import check_bool, check_choice, check_integer, check_number
 from .errors import ConfigError, NotAvailableError
 from .speculative_methods import (
@@ -32,7 +33,6 @@ _DISTRIBUTION_RULES = ("standard", "block")
 
 _UNAVAILABLE_OPTIONS = (
     "use_local_argmax_reduction",
-    "parallel_drafting",
     "enable_adaptive_verification",
     "dspark_draft_topk",
     "attention_backend",
@@ -90,7 +90,10 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     """Inclusive `(first, last, K)` ranges of live rows; gaps carry the previous K; K = 0: no drafts."""
     parallel_drafting: bool = False
-    """P-EAGLE: all drafts in one masked pass of the head."""
+    """eagle3: the head must draft all tokens in one masked pass (P-EAGLE). Heads that were made for it do so anyway."""
+    aux_layer_numbering: str | None = None
+    """eagle3: how the checkpoint numbers the target's layers: "hidden_states" (0 is the embedding) or "layer_outputs"
+    (0 is the first layer's output). None: as its format does."""
     enable_adaptive_verification: bool = False
     """Choose per round how many drafts are worth verifying, from their confidence."""
     dspark_draft_topk: int | None = None
@@ -215,6 +218,12 @@ class SpeculativeConfig:
                 f"draft_sample_method {self.draft_sample_method!r} is not available with method "
                 f"{self.method!r}, which does not sample its drafts; available: 'greedy'"
             )
+        if self.parallel_drafting and not self.traits.parallel:
+            fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.parallel)
+            raise NotAvailableError(
+                f"parallel_drafting is not available with method {self.method!r} in this version; available: its "
+                f"default, False, or the methods {fitting}"
+            )
         for field in dataclasses.fields(self):
             if field.name in _UNAVAILABLE_OPTIONS and getattr(self, field.name) != field.default:
                 raise NotAvailableError(
@@ -272,6 +281,8 @@ class SpeculativeConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ConfigError(f"{name} must be a non-empty string or None, got {value!r}")
+        if self.aux_layer_numbering is not None:
+            check_choice(ConfigError, "aux_layer_numbering", self.aux_layer_numbering, NUMBERINGS)
         check_choice(ConfigError, "draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
         check_choice(ConfigError, "rejection_sample_method", self.rejection_sample_method, REJECTION_SAMPLE_METHODS)
         factor, least = self.suffix_decoding_max_spec_factor, self.suffix_decoding_min_token_prob
@@ -326,6 +337,9 @@ class SpeculativeConfig:
         if self.use_heterogeneous_vocab and not self.traits.own_vocabulary:
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.own_vocabulary)
             raise ConfigError(f"use_heterogeneous_vocab needs method {fitting}, got {self.method!r}")
+        if self.aux_layer_numbering is not None and not self.traits.reads_layers:
+            fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.reads_layers)
+            raise ConfigError(f"aux_layer_numbering needs method {fitting}, got {self.method!r}")
         if self.draft_sample_method == "probabilistic":
             for name, reason in (
                 ("use_heterogeneous_vocab", "the draft's probabilities mean nothing in another vocabulary"),

@@ -38,6 +38,12 @@ class Method:
     """Whether the drafter's vocabulary can be another than the target's."""
     samples_drafts: bool = False
     """Whether it can sample its drafts (`draft_sample_method` "probabilistic")."""
+    reads_target: bool = False
+    """Whether `model` is a draft head that reads the target's hidden states."""
+    reads_layers: bool = False
+    """Whether it may read any of them, so that a checkpoint numbers layers (`aux_layer_numbering`)."""
+    parallel: bool = False
+    """Whether there are heads of it that draft all tokens in one pass (`parallel_drafting`)."""
     exits_early: bool = False
     """Whether the target's own first layers draft (`exit_layer`)."""
     user_class: bool = False
@@ -94,15 +100,37 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             own_vocabulary=True,
             samples_drafts=True,
         ),
-        "eagle": Method(summary="EAGLE-1 and -2 heads", needs_model=True, depth_from_checkpoint=True),
-        "eagle3": Method(summary="EAGLE-3 and 3.1 heads", needs_model=True, depth_from_checkpoint=True),
+        "eagle": Method(
+            summary="EAGLE-1 and -2 heads",
+            available=True,
+            needs_model=True,
+            depth_from_checkpoint=True,
+            samples_drafts=True,
+            reads_target=True,
+        ),
+        "eagle3": Method(
+            summary="EAGLE-3, EAGLE-3.1 and P-EAGLE heads",
+            available=True,
+            needs_model=True,
+            depth_from_checkpoint=True,
+            samples_drafts=True,
+            reads_target=True,
+            reads_layers=True,
+            parallel=True,
+        ),
         "mtp": Method(
             summary="multi-token-prediction modules of the target",
             depth_from_checkpoint=True,
             checkpoint_depth=modules_per_pass,
         ),
         "medusa": Method(
-            summary="Medusa heads", needs_model=True, depth_from_checkpoint=True, checkpoint_depth=_medusa_heads
+            summary="Medusa heads",
+            available=True,
+            needs_model=True,
+            depth_from_checkpoint=True,
+            checkpoint_depth=_medusa_heads,
+            samples_drafts=True,
+            reads_target=True,
         ),
         "dflash": Method(
             summary="DFlash block drafter: one masked pass",

@@ -196,6 +196,7 @@ def transformers_answer(tokens: int) -> Callable[[], list[int]]:
         q, k, v = layer.qkv.split([query, key, key])
         assert layer.gate_up is not None, "the fixed model is dense"
         assert layer.down is not None, "the fixed model is dense"
+        assert layer.attention_norm is not None
         gate, up = layer.gate_up.chunk(2)
         tensors |= {
             f"{prefix}self_attn.q_proj.weight": q,

@@ -33,6 +33,15 @@ class BaseSpeculator(ABC):
     """How many of the last tokens whose KV the target holds the drafter may not have seen between two rounds. A later
     prompt reuses a slot's tokens without these."""
 
+    lookahead: int = 0
+    """How many of the tokens after a position decide what the drafter keeps there. Of the tokens that a slot and a
+    later prompt have in common, so many are not reused, but at least one token of the prompt is written anew."""
+
+    target_states: tuple[int, ...] = ()
+    """Which of the target's hidden states `observe` and `observe_prompt` get: indices into transformers'
+    `hidden_states`, where 0 is the embedding, i the output of layer i - 1, and the number of layers the final norm's
+    output. Without any, neither is called."""
+
     first_layer: int = 0
     """The target's layer with which verification begins, where `verify_hidden` says that those before it have run."""
 
@@ -77,6 +86,27 @@ class BaseSpeculator(ABC):
             state: of the engine.
             window: the chunk, a window of one row, in the target's token ids.
             hidden: [W, hidden], the target's last hidden states there, after its final norm.
+        """
+
+    def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
+        """Keeps what it will read of the target; part of verify, after the forward.
+
+        Steps may run with padding rows only, or with `state.running` false, in the middle of anything: what is kept
+        of live rows must then stay as it is.
+
+        Args:
+            state: of the engine.
+            window: the rows' windows.
+            states: [W, hidden] of each of `target_states`.
+        """
+
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:  # noqa: B027
+        """Takes in what the target made of one chunk of a prompt; after `prefill`.
+
+        Args:
+            state: of the engine.
+            window: the chunk, a window of one row.
+            states: [W, hidden] of each of `target_states`.
         """
 
     def admit(self, slot: int) -> None:  # noqa: B027

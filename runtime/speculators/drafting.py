@@ -30,6 +30,7 @@ class DraftChooser:
         *,
         allowed: torch.Tensor | None = None,
         target_ids: torch.Tensor | None = None,
+        subset: torch.Tensor | None = None,
     ) -> None:
         """Takes what holds for every draft.
 
@@ -37,8 +38,10 @@ class DraftChooser:
             stream: of the noise with which drafts are sampled, see `kernels/philox.py`; None drafts greedily.
             allowed: bool [Vd], the tokens that the target has too, where the drafter has another vocabulary.
             target_ids: int32 [Vd], the target's id of each token, where the drafter has another vocabulary.
+            subset: int32 [Vd], the target's id of each token, where the drafter knows a part of the target's
+                vocabulary and reads the target's ids.
         """
-        self._stream, self._allowed, self._target_ids = stream, allowed, target_ids
+        self._stream, self._allowed, self._target_ids, self._subset = stream, allowed, target_ids, subset
 
     def allocate(self, state: DecodeState, width: int) -> None:
         """Allocates what one draft of the largest bucket needs; `width` is that of its window."""
@@ -61,6 +64,7 @@ class DraftChooser:
         slot_of_row: torch.Tensor,
         following: Window,
         limit: torch.Tensor | None = None,
+        shift: int | None = None,
     ) -> None:
         """Draft `step` of every row, and the window of the next one.
 
@@ -71,12 +75,20 @@ class DraftChooser:
             slot_of_row: int32 [B].
             following: written, one token per row; of width W, at least B.
             limit: int32 [R1], in place of the state's.
+            shift: where the next window's token stands, counted from `length`; `step`, where a language model keeps it,
+                unless it is given.
         """
         bucket, width = slot_of_row.shape[0], following.tokens.shape[0]
         chosen, failed = self._chosen[:bucket], self._failed[:bucket]
+        if self._stream is not None and self._subset is not None:
+            # Samples and their distribution are in the target's vocabulary, as is the noise under coupling.
+            whole = logits.new_full((bucket, state.shape.vocab_size), -torch.inf)
+            logits = whole.index_copy_(1, self._subset.long(), logits)
         draft_argmax(logits, self._allowed, chosen, self._confidence[:bucket], failed)
         if self._stream is not None:
             self._sample(state, step, logits, slot_of_row, self._stream)
+        elif self._subset is not None:
+            chosen.copy_(self._subset.index_select(0, chosen))
         advance_draft(
             self._chosen[:width],
             self._confidence[:width],
@@ -87,6 +99,7 @@ class DraftChooser:
             slot_of_row,
             self._target_ids,
             step,
+            step if shift is None else shift,
             state.draft_tokens,
             state.confidence,
             state.draft_count,

@@ -36,6 +36,8 @@ class EnsembleSpeculator(BaseSpeculator):
         for member in self.members:
             member.expect_other_drafts()
         self.unseen = max(member.unseen for member in self.members)
+        self.lookahead = max(member.lookahead for member in self.members)
+        self.target_states = tuple(sorted({layer for member in self.members for layer in member.target_states}))
 
     def allocate(self, state: DecodeState) -> None:
         """Allocates drafts [M, R1, K], counts and confidences for M methods, and what each of them keeps."""
@@ -80,6 +82,21 @@ class EnsembleSpeculator(BaseSpeculator):
         """Every method takes in the chunk."""
         for member in self.members:
             member.prefill(state, window, hidden)
+
+    def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+        """Every method keeps what it reads."""
+        for member in self.members:
+            if member.target_states:
+                member.observe(state, window, self._states_of(member, states))
+
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+        """Every method takes in what it reads of the chunk."""
+        for member in self.members:
+            if member.target_states:
+                member.observe_prompt(state, window, self._states_of(member, states))
+
+    def _states_of(self, member: BaseSpeculator, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(states[self.target_states.index(layer)] for layer in member.target_states)
 
     def admit(self, slot: int) -> None:
         """Every method forgets what the slot held."""

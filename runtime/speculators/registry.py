@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 from ...kernels.philox import DRAFT, TARGET
 from ...model_zoo.decoder import DecoderModel, KvCache
+from ...model_zoo.draft_head import DraftHead
+from ...model_zoo.medusa.model import MedusaModel
 from ..errors import NotAvailableError
 from ..speculative_config import SpeculativeConfig
 from ..vocab_mapping import VocabMapping
+from .autoregressive import AutoRegressiveSpeculator, ParallelSpeculator
 from .base import BaseSpeculator
 from .custom import create_custom
 from .draft_model import DraftModelSpeculator
 from .ensemble import EnsembleSpeculator
 from .layerskip import LayerSkipSpeculator
+from .medusa import MedusaSpeculator
 from .ngram import NgramSpeculator
 from .suffix import SuffixSpeculator
 
@@ -31,6 +35,10 @@ class SpeculatorParts:
     """The model that is verified with, of whose layers some may draft."""
     target_cache: KvCache | None = None
     """The target's keys and values."""
+    head: DraftHead | MedusaModel | None = None
+    """A draft head that reads the target's hidden states."""
+    target_states: tuple[int, ...] = ()
+    """Which of them; see `BaseSpeculator.target_states`."""
     fixed_width: int | None = None
     """The one width at which the target runs in a round, where there is only one (`exact=True`)."""
 
@@ -92,6 +100,16 @@ def _custom(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator
     return create_custom(path, depth)
 
 
+def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, head = config.num_speculative_tokens, parts.head
+    assert depth is not None
+    assert head is not None  # loaded before the speculator is made
+    if isinstance(head, MedusaModel):
+        return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    kind = AutoRegressiveSpeculator if head.mask_state is None else ParallelSpeculator
+    return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
+
+
 def _stream(config: SpeculativeConfig) -> int | None:
     """The noise with which drafts are sampled; None for greedy drafting."""
     if config.draft_sample_method != "probabilistic":
@@ -106,6 +124,9 @@ _FACTORIES: dict[str, Factory] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "draft_model": _draft_model,
+    "eagle": _head,
+    "eagle3": _head,
+    "medusa": _head,
     "layerskip": _layerskip,
     "custom": _custom,
 }

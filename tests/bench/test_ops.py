@@ -301,7 +301,7 @@ def drafting() -> dict[str, OpCase]:
             specs=["bf16, 128256"],
         ),
         "advance_draft": OpCase(
-            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, *outcome, *window, base, last[:1]),
+            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, 0, *outcome, *window, base, last[:1]),
             specs=["1 row"],
         ),
         "merge_drafts": OpCase(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_cases import advance_arguments, argmax_arguments, distribution_arguments, merge_arguments, tail_arguments
+from draft_cases import (
+    advance_arguments,
+    argmax_arguments,
+    distribution_arguments,
+    merge_arguments,
+    tail_arguments,
+    unseen_arguments,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from round_cases import assert_same_effect, refuses
@@ -15,6 +22,7 @@ from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax
 from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton
 from draftgraph.kernels.merge_drafts import merge_drafts_reference, merge_drafts_triton
 from draftgraph.kernels.pack_tail import pack_tail_reference, pack_tail_triton
+from draftgraph.kernels.pack_unseen import pack_unseen_reference, pack_unseen_triton
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -30,6 +38,17 @@ def _small_parts(monkeypatch):
 def test_pack_tail(seed, rows, tail, mapped, spare):
     arguments = tail_arguments(seed, rows=rows, tail=tail, mapped=mapped, spare=spare)
     assert_same_effect(pack_tail_triton, pack_tail_reference, arguments)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, rows=st.sampled_from([1, 3, 14]), masks=st.integers(0, 5), spare=st.integers(0, 3))
+def test_pack_unseen(seed, rows, masks, spare):
+    arguments = unseen_arguments(seed, rows=rows, masks=masks, spare=spare)
+    assert_same_effect(pack_unseen_triton, pack_unseen_reference, arguments)
+
+
+def test_pack_unseen_of_more_tokens_than_a_chunk():
+    assert_same_effect(pack_unseen_triton, pack_unseen_reference, unseen_arguments(5, rows=14, masks=9))
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,6 +108,11 @@ def finite_logits(seed):
         (pack_tail_triton, tail_arguments, 8, lambda x: x[1:], "window_slots has shape"),
         (pack_tail_triton, tail_arguments, 10, lambda x: x[1:], "cu_tokens has shape"),
         (pack_tail_triton, tail_arguments, 12, lambda x: x[1:], "last has . entries; accepted: at least"),
+        (pack_unseen_triton, unseen_arguments, 2, lambda x: x[1:], "limit has shape"),
+        (pack_unseen_triton, unseen_arguments, 5, lambda x: x.long(), "seen has dtype int64"),
+        (pack_unseen_triton, unseen_arguments, 7, lambda x: -1, "masks is -1; accepted: 0 or more"),
+        (pack_unseen_triton, unseen_arguments, 7, lambda x: 9, "queries has . entries; accepted: at least"),
+        (pack_unseen_triton, unseen_arguments, 17, lambda x: x[1:], "states has shape"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x.double(), "logits has dtype float64"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits have no token"),
         (draft_argmax_triton, finite_logits, 1, lambda x: torch.zeros(3).bool(), r"allowed has shape \[3\]"),
@@ -101,9 +125,9 @@ def finite_logits(seed):
         (advance_draft_triton, advance_arguments, 0, lambda x: x.long(), "chosen has dtype int64"),
         (advance_draft_triton, advance_arguments, 4, lambda x: x[1:], "limit has shape"),
         (advance_draft_triton, advance_arguments, 8, lambda x: -1, "step is -1; accepted: 0 to 2"),
-        (advance_draft_triton, advance_arguments, 10, lambda x: x.double(), "confidence has dtype float64"),
-        (advance_draft_triton, advance_arguments, 14, lambda x: x[1:], "window_slots has shape"),
-        (advance_draft_triton, advance_arguments, 16, lambda x: x[1:], "base has shape"),
+        (advance_draft_triton, advance_arguments, 11, lambda x: x.double(), "confidence has dtype float64"),
+        (advance_draft_triton, advance_arguments, 15, lambda x: x[1:], "window_slots has shape"),
+        (advance_draft_triton, advance_arguments, 17, lambda x: x[1:], "base has shape"),
         (merge_drafts_triton, merge_arguments, 0, lambda x: x.long(), "member_tokens has dtype int64"),
         (merge_drafts_triton, merge_arguments, 1, lambda x: x[1:], "member_count has shape"),
         (merge_drafts_triton, merge_arguments, 2, lambda x: x.double(), "member_confidence has dtype float64"),

@@ -15,6 +15,7 @@ from draftgraph.kernels.commit import commit
 from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_tail import pack_tail
+from draftgraph.kernels.pack_unseen import pack_unseen
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
 from draftgraph.kernels.suffix_propose import suffix_propose
@@ -172,6 +173,29 @@ def pack_last(device: torch.device | str) -> None:
     pack_tail(s.tokens, s.length, s.finished, s.slot_of_row, draft_ids, 2, *window, ends, base, last)
 
 
+def pack_pairs(device: torch.device | str) -> None:
+    s = make_state(device)
+    width, masks = BUCKET * (DRAFTS + 3), 2
+    window = [ints(device, width) for _ in range(4)]
+    of_slot, rows = (ints(device, *s.length.shape) for _ in range(2)), (ints(device, BUCKET) for _ in range(2))
+    pack_unseen(
+        s.tokens,
+        s.length,
+        s.limit,
+        s.finished,
+        s.slot_of_row,
+        *of_slot,
+        masks,
+        1,
+        9,
+        *window,
+        ints(device, BUCKET + 1),
+        *rows,
+        ints(device, width),
+        ints(device, BUCKET * (masks + 1)),
+    )
+
+
 def advance(device: torch.device | str) -> None:
     s = make_state(device)
     window = [ints(device, BUCKET) for _ in range(4)]
@@ -185,6 +209,7 @@ def advance(device: torch.device | str) -> None:
         s.finished,
         s.slot_of_row,
         target_ids,
+        1,
         1,
         s.draft_tokens,
         s.confidence,
@@ -211,6 +236,7 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "ngram_propose": look_up,
     "suffix_propose": follow,
     "pack_tail": pack_last,
+    "pack_unseen": pack_pairs,
     "advance_draft": advance,
     "merge_drafts": merge,
 }

@@ -34,6 +34,24 @@ def tail_arguments(seed: int, *, rows: int = 3, tail: int = 2, mapped: bool = Fa
     ]  # fmt: skip
 
 
+def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0) -> list[Any]:
+    """Of `pack_unseen`: rows with no new pair, one, and several."""
+    state, bucket = random_round(seed, rows=rows, vocab=VOCAB)
+    generator = torch.Generator().manual_seed(seed)
+    news = torch.randint(0, 4, state.length.shape, generator=generator, dtype=torch.int32)
+    state.length.clamp_(min=1)
+    seen = (state.length - 1 - news).clamp_min(0)
+    state.limit.copy_(state.length + torch.randint(0, 6, state.length.shape, generator=generator))
+    start = torch.randint(0, 50, state.length.shape, generator=generator, dtype=torch.int32)
+    width = bucket * (3 + masks) + spare
+    slots = state.slot_of_row[:bucket]
+    window = [_ints(width) for _ in range(4)]
+    return [
+        state.tokens, state.length, state.limit, state.finished, slots, seen, start, masks, 3, 77, *window,
+        _ints(bucket + 1), _ints(bucket), _ints(bucket), _ints(width), _ints(bucket * (masks + 1) + spare),
+    ]  # fmt: skip
+
+
 def argmax_arguments(
     seed: int,
     *,
@@ -101,7 +119,14 @@ def merge_arguments(seed: int, *, rows: int = 3, members: int = 3, num_drafts: i
 
 
 def advance_arguments(
-    seed: int, *, rows: int = 3, num_drafts: int = 3, step: int = 1, mapped: bool = False, spare: int = 0
+    seed: int,
+    *,
+    rows: int = 3,
+    num_drafts: int = 3,
+    step: int = 1,
+    shift: int = 1,
+    mapped: bool = False,
+    spare: int = 0,
 ) -> list[Any]:
     """Of `advance_draft`."""
     state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts, vocab=VOCAB)
@@ -114,6 +139,7 @@ def advance_arguments(
     target_ids = id_map(seed, DRAFT_VOCAB, VOCAB) if mapped else None
     slots = state.slot_of_row[:bucket]
     return [
-        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, state.draft_tokens,
-        state.confidence, state.draft_count, *[_ints(width) for _ in range(4)], _ints(bucket), _ints(bucket),
+        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, shift,
+        state.draft_tokens, state.confidence, state.draft_count, *[_ints(width) for _ in range(4)],
+        _ints(bucket), _ints(bucket),
     ]  # fmt: skip

@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from draft_cases import advance_arguments, argmax_arguments, distribution_arguments, merge_arguments, tail_arguments
+from draft_cases import (
+    advance_arguments,
+    argmax_arguments,
+    distribution_arguments,
+    merge_arguments,
+    tail_arguments,
+    unseen_arguments,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_checks import assert_same_effect, check_capture_safe, check_registration, random_round
@@ -16,6 +23,7 @@ from draftgraph.kernels.draft_argmax import draft_argmax, draft_argmax_reference
 from draftgraph.kernels.draft_distribution import draft_distribution, draft_distribution_reference
 from draftgraph.kernels.merge_drafts import merge_drafts, merge_drafts_reference
 from draftgraph.kernels.pack_tail import pack_tail, pack_tail_reference
+from draftgraph.kernels.pack_unseen import pack_unseen, pack_unseen_reference
 from draftgraph.kernels.philox import DRAFT, TARGET
 from draftgraph.kernels.sample_target import sample_target, sample_target_reference
 from draftgraph.kernels.vocabulary import constrain_draft_logits, map_draft_to_target_ids
@@ -23,6 +31,7 @@ from draftgraph.kernels.vocabulary import constrain_draft_logits, map_draft_to_t
 SEEDS = st.integers(0, 10**6)
 CASES = {
     "pack_tail": (pack_tail, pack_tail_reference, tail_arguments),
+    "pack_unseen": (pack_unseen, pack_unseen_reference, unseen_arguments),
     "draft_argmax": (draft_argmax, draft_argmax_reference, argmax_arguments),
     "draft_distribution": (draft_distribution, draft_distribution_reference, distribution_arguments),
     "advance_draft": (advance_draft, advance_draft_reference, advance_arguments),
@@ -62,6 +71,40 @@ def test_pack_tail_by_hand(op):
     assert out[4].tolist() == [0, 1, 1, 3, 3]
     assert out[5].tolist()[0::2] == [0, 3]
     assert out[6].tolist() == [0, 0, 2, 0]
+
+
+@given(seed=SEEDS, rows=st.integers(1, 5), masks=st.integers(0, 4), spare=st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_pack_unseen_equals_its_reference(seed, rows, masks, spare):
+    assert_same_effect(pack_unseen, pack_unseen_reference, unseen_arguments(seed, rows=rows, masks=masks, spare=spare))
+
+
+@pytest.mark.parametrize("op", [pack_unseen, pack_unseen_reference])
+def test_pack_unseen_by_hand(op):
+    state, _ = random_round(0, rows=3)
+    reserved = state.reserved_slot
+    state.finished[:4] = torch.tensor([False, True, False, False])
+    state.length[:4] = torch.tensor([6, 9, 1, 4])
+    state.limit[:4] = torch.tensor([20, 20, 20, 7])  # room for one draft more than the next, in the last row
+    state.tokens[0, :6] = torch.tensor([10, 11, 12, 13, 14, 15])
+    state.tokens[3, :4] = torch.tensor([30, 31, 32, 33])
+    seen, start = state.length * 0, state.length * 0
+    seen[:4], start[:4] = torch.tensor([3, 1, 0, 2]), torch.tensor([40, 41, 42, 50])
+    slots = torch.tensor([0, 1, 2, 3, reserved], dtype=torch.int32)
+    window = [torch.full((9,), 99, dtype=torch.int32) for _ in range(4)]
+    out = [torch.full((size,), 99, dtype=torch.int32) for size in (6, 5, 5, 9, 16)]
+    op(state.tokens, state.length, state.limit, state.finished, slots, seen, start, 2, 8, 77, *window, *out)
+    # Two pairs and two masks; a finished row; a row without a pair; one pair, and a mask for which there is room.
+    assert window[0].tolist() == [14, 15, 8, 8, 33, 8, 0, 0, 0]
+    assert window[1].tolist() == [3, 4, 5, 6, 2, 3, 0, 0, 0]
+    assert window[2].tolist() == [0, 0, 0, 0, 3, 3, reserved, reserved, reserved]
+    assert window[3].tolist() == [0, 0, 0, 0, 3, 3, -1, -1, -1]
+    ends, base, owners, states, queries = (x.tolist() for x in out)
+    assert ends == [0, 4, 4, 4, 6, 6]
+    assert base == [3, 0, 0, 2, 0]
+    assert owners == [0, reserved, reserved, 3, reserved]
+    assert states == [40, 41, 77, 77, 50, 77, 77, 77, 77]
+    assert queries == [1, 0, 0, 4, 0, 2, 0, 0, 5, 0, 3, 0, 0, 0, 0, 0]
 
 
 @given(
@@ -139,12 +182,13 @@ def test_draft_distribution_is_what_was_sampled_from():
     seed=SEEDS,
     rows=st.integers(1, 5),
     step=st.integers(0, 2),
+    shift=st.integers(-1, 2),
     mapped=st.booleans(),
     spare=st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_advance_draft_equals_its_reference(seed, rows, step, mapped, spare):
-    arguments = advance_arguments(seed, rows=rows, step=step, mapped=mapped, spare=spare)
+def test_advance_draft_equals_its_reference(seed, rows, step, shift, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, mapped=mapped, spare=spare)
     assert_same_effect(advance_draft, advance_draft_reference, arguments)
 
 
@@ -164,7 +208,7 @@ def test_advance_draft_by_hand(op):
     window = [torch.full((8,), 99, dtype=torch.int32) for _ in range(4)]
     base, owners = torch.full((6,), 99, dtype=torch.int32), torch.full((6,), 99, dtype=torch.int32)
     op(
-        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0,
+        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0, -1,
         state.draft_tokens, state.confidence, state.draft_count, *window, base, owners,
     )  # fmt: skip
     reserved = state.reserved_slot
@@ -174,7 +218,7 @@ def test_advance_draft_by_hand(op):
     assert state.confidence[:5, 0].tolist() == pytest.approx([0.1, 0.2, 0.0, 0.0, 0.0])
     assert state.draft_count[:5].tolist() == [1, 1, 1, 0, 1]
     assert window[0].tolist() == [3, 0, 0, 0, 7, 0, 0, 0]
-    assert window[1].tolist() == [5, 0, 0, 0, 9, 0, 0, 0]
+    assert window[1].tolist() == [4, 0, 0, 0, 8, 0, 0, 0]
     assert window[2].tolist() == [0, *[reserved] * 3, 4, *[reserved] * 3]
     assert window[3].tolist() == [0, 1, 2, 3, 4, 5, -1, -1]
     assert base.tolist() == window[1][:6].tolist()

@@ -54,7 +54,7 @@ def test_a_vocabulary_is_all_its_own(paths):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing to inspect: name two models"),
+        ((), "name one thing to inspect"),
         (("--vocab", "no-such", "{theirs}"), "no model 'no-such'"),
         (("--vocab", "{ours}", "{theirs}", "--text", "/no/such/file"), "text must be a file of UTF-8 text"),
     ],

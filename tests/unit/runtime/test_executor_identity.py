@@ -59,7 +59,7 @@ CAPTURED = ["round", "loop"]
 def engine_with(path, executor, spec, *, ring=None, rounds_per_launch=None, **options):
     """An engine on `executor`, which is made by the test."""
     options = {"max_batch_size": 4, "max_model_len": 256, "compile": False, "dtype": "float32", **options}
-    if "model" in spec:
+    if spec.get("model") == DRAFT_MODEL["model"]:
         draft_path = path.parent / "noisy copy for the executors"
         spec = {**spec, "model": str(draft_path)}
         if not draft_path.exists():

@@ -157,14 +157,23 @@ class TestHub:
     def test_an_id_goes_to_the_hubs_own_cache(self, tmp_path, monkeypatch):
         asked = []
 
-        def snapshot(repository, revision, directory):
-            asked.append((repository, revision, directory))
+        def snapshot(repository, revision, directory, *, pickles):
+            asked.append((repository, revision, directory, pickles))
             return write_model(tmp_path / "snapshot")
 
         monkeypatch.setattr(fetching, "hub_revision", lambda repository: "abc")
         monkeypatch.setattr(fetching, "hub_snapshot", snapshot)
         assert models.resolve_model("owner/name") == tmp_path / "snapshot"
-        assert asked == [("owner/name", "abc", None)]
+        assert asked == [("owner/name", "abc", None, False)]
+        models.resolve_model("owner/name", pickles=True)
+        assert asked[-1] == ("owner/name", "abc", None, True)
+
+    def test_pickles_are_accepted_where_they_are_asked_for(self, tmp_path):
+        path = write_model(tmp_path / "old")
+        (path / "model.safetensors").rename(path / "pytorch_model.bin")
+        with pytest.raises(ModelNotFoundError, match=r"has no safetensors, only \.bin files"):
+            models.resolve_model(path)
+        assert models.resolve_model(path, pickles=True) == path
 
     def test_offline_and_not_in_its_cache(self, tmp_path, monkeypatch):
         monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path))

@@ -1,0 +1,94 @@
+"""The tensors of a draft checkpoint: safetensors, or PyTorch files that hold nothing but tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from .errors import CheckpointError
+from .safetensors_files import INDEX_NAME, SINGLE_NAME, StoredTensor, read_header, stored_tensors
+
+_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+"""safetensors' names of torch's types."""
+
+
+class DraftTensors:
+    """Every tensor by name: what the files say of it, and its values on demand."""
+
+    def __init__(self, stored: dict[str, StoredTensor], loaded: dict[str, torch.Tensor] | None = None) -> None:
+        self.stored = stored
+        self._loaded = loaded
+
+    def read(self, names: Iterator[str] | list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The values of some tensors, one after another, in any order; file by file where there are files."""
+        wanted = list(names)
+        if self._loaded is not None:
+            for name in wanted:
+                yield name, self._loaded[name]
+            return
+        for path in sorted({self.stored[name].file for name in wanted}):
+            with safe_open(path, framework="pt") as file:
+                for name in wanted:
+                    if self.stored[name].file == path:
+                        yield name, file.get_tensor(name)
+
+    def get(self, name: str) -> torch.Tensor:
+        """The values of one tensor."""
+        return next(tensor for _, tensor in self.read([name]))
+
+
+def open_tensors(directory: Path) -> DraftTensors:
+    """The tensors of a checkpoint's directory: of its safetensors, or else of its `.bin` and `.pt` files.
+
+    PyTorch files are pickles, which can run code when they are read: they are read by the loader that refuses
+    everything but tensors and plain containers.
+
+    Raises:
+        CheckpointError: there is none, or a file is damaged or holds something else than tensors.
+    """
+    if (directory / INDEX_NAME).exists() or (directory / SINGLE_NAME).exists():
+        return DraftTensors(stored_tensors(directory))
+    named = sorted(directory.glob("*.safetensors"))
+    if named:
+        stored: dict[str, StoredTensor] = {}
+        for path in named:
+            stored |= read_header(path)
+        return DraftTensors(stored)
+    files = sorted([*directory.glob("*.bin"), *directory.glob("*.pt")])
+    if not files:
+        raise CheckpointError(f"{directory} has no weights: neither *.safetensors nor *.bin nor *.pt files")
+    loaded: dict[str, torch.Tensor] = {}
+    facts: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, tensor in _plain_tensors(path).items():
+            loaded[name] = tensor
+            facts[name] = StoredTensor(path, _NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+    return DraftTensors(facts, loaded)
+
+
+def _plain_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{path} is refused: it is a pickle that holds more than plain tensors, and reading it could run its "
+            f"code ({first}); convert it to safetensors where you trust it"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged or no PyTorch file: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise CheckpointError(f"{path} is refused: it must hold one dictionary of tensors by name and nothing else")
+    return {str(name): tensor for name, tensor in content.items()}

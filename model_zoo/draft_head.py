@@ -1,0 +1,54 @@
+"""What a draft head that reads the target's hidden states is to the engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ..kernels.window import Window
+from .decoder import KvCache
+from .draft_config import HeadConfig
+
+
+class DraftHead(Protocol):
+    """A head with a KV cache of its own: EAGLE's, and multi-token prediction modules.
+
+    Position j of its cache holds what it made of the target's hidden state at j and token j + 1.
+    """
+
+    config: HeadConfig
+    device: torch.device
+    dtype: torch.dtype
+    state_size: int
+    """Columns of the target's hidden states side by side, as the head reads them."""
+    target_ids: torch.Tensor | None
+    """int32 [Vd], the target's id of each token that it can draft; None where it can draft all of them."""
+    mask_token: int
+    """What stands in for tokens that are not known, where it drafts in parallel."""
+    mask_state: torch.Tensor | None
+    """[state_size], what stands in for hidden states that are not known; None where it does not draft in parallel."""
+
+    def allocate_cache(self, slots: int, context: int) -> KvCache:
+        """Allocates zeroed keys and values; see `DecoderModel.allocate_cache`."""
+
+    def read_target(
+        self, window: Window, hidden: torch.Tensor, states: torch.Tensor | None, cache: KvCache
+    ) -> torch.Tensor:
+        """Runs tokens beside hidden states of the target.
+
+        Args:
+            window: the tokens, each the one after its position.
+            hidden: [N, state_size], of the target.
+            states: int32 [W], the row of `hidden` that each token reads; None: row w is token w's.
+            cache: written to.
+
+        Returns:
+            [W, hidden].
+        """
+
+    def read_own(self, window: Window, hidden: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """Runs drafted tokens beside what the head made of the ones before: [W, hidden] to [W, hidden]."""
+
+    def read_out(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a forward's output, what `read_own` takes for the next token, [W, hidden], and the logits, [W, Vd]."""

@@ -1,0 +1,81 @@
+"""What a draft checkpoint is, and whether it fits a target, from config files and tensor names alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model_zoo.checkpoint import read_config
+from ..model_zoo.config import DecoderConfig
+from ..model_zoo.draft_checkpoint import DraftCheckpoint, open_draft
+from ..model_zoo.eagle3.config import Eagle3Config
+from ..model_zoo.errors import CheckpointError, UnsupportedModelError
+from ..model_zoo.medusa.config import MedusaConfig
+from .head_loading import describe_layers
+from .models import resolve_model
+from .speculative_methods import checkpoint_depth
+
+
+def describe(name: str, target: str | None, numbering: str | None) -> dict[str, Any]:
+    """Describes a draft head.
+
+    Args:
+        name: a directory or a hub id.
+        target: the same of its target, to compare with; None: nothing is compared.
+        numbering: how the checkpoint numbers the target's layers, in place of its format's way.
+
+    Returns:
+        `checkpoint`, `method`, `format`, `num_speculative_tokens` (None where it does not say), `target_hidden_size`,
+        `hidden_states` (which of the target's it reads, for people), `vocabulary`, `parallel`, `missing` and
+        `unexpected` tensors, `problem` (of its tensors; None if there is none), `target`, and `mismatch` (None if
+        they fit, or if no target was named).
+
+    Raises:
+        ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
+        CheckpointError, UnsupportedModelError: it is no draft head, damaged, or of a kind that is not implemented.
+    """
+    path = resolve_model(name, pickles=True)
+    checkpoint = open_draft(path, numbering=numbering)
+    config = checkpoint.config
+    against = None if target is None else read_config(resolve_model(target))
+    return {
+        "checkpoint": str(path),
+        "method": config.method,
+        "format": config.format,
+        "num_speculative_tokens": config.depth or checkpoint_depth(config.method, checkpoint.hf),
+        "target_hidden_size": config.target_hidden_size,
+        "hidden_states": _hidden_states(checkpoint, against),
+        "vocabulary": _vocabulary(checkpoint),
+        "parallel": isinstance(config, Eagle3Config) and config.mask_token is not None,
+        "missing": checkpoint.missing,
+        "unexpected": checkpoint.unexpected,
+        "problem": _reason(checkpoint.check),
+        "target": target,
+        "mismatch": None if against is None else _reason(lambda: config.check_target(against)),
+    }
+
+
+def _hidden_states(checkpoint: DraftCheckpoint, target: DecoderConfig | None) -> str:
+    config = checkpoint.config
+    if not isinstance(config, Eagle3Config):
+        return "the last, after the final norm"
+    try:
+        return describe_layers(config.aux, None if target is None else target.num_layers)
+    except CheckpointError:  # which `mismatch` tells
+        return describe_layers(config.aux, None)
+
+
+def _vocabulary(checkpoint: DraftCheckpoint) -> str:
+    config = checkpoint.config
+    if isinstance(config, MedusaConfig) and config.mapped:
+        return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens, by token_map (ids)"
+    if config.draft_vocab_size < config.vocab_size:
+        return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens, by d2t (offsets)"
+    return f"all {config.vocab_size:,} tokens"
+
+
+def _reason(check: Any) -> str | None:
+    try:
+        check()
+    except (CheckpointError, UnsupportedModelError) as error:
+        return str(error)
+    return None

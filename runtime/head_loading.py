@@ -1,0 +1,102 @@
+"""Draft heads that read the target: found and checked with the target, loaded after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..model_zoo.config import DecoderConfig
+from ..model_zoo.draft_checkpoint import DraftCheckpoint, open_draft
+from ..model_zoo.draft_config import AuxLayers
+from ..model_zoo.draft_head import DraftHead
+from ..model_zoo.eagle3.config import Eagle3Config
+from ..model_zoo.medusa.config import MedusaConfig
+from ..model_zoo.medusa.model import MedusaModel
+from .errors import ConfigError
+from .models import resolve_model
+from .progress import ProgressCallback
+from .speculative_config import SpeculativeConfig
+from .speculative_methods import METHODS
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A draft head that was found, before its weights are read."""
+
+    name: str
+    """As the user gave it."""
+    checkpoint: DraftCheckpoint
+
+    @property
+    def hf_config(self) -> Mapping[str, Any]:
+        """Its config.json, corrected where the weights say otherwise: Medusa's often counts other heads."""
+        config = self.checkpoint.config
+        if isinstance(config, MedusaConfig):
+            return {**self.checkpoint.hf, "medusa_num_heads": config.num_heads}
+        return self.checkpoint.hf
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A draft head in memory."""
+
+    model: DraftHead | MedusaModel
+    target_states: tuple[int, ...]
+    """Which of the target's hidden states it reads; see `BaseSpeculator.target_states`."""
+
+
+def find_head(config: SpeculativeConfig, progress: ProgressCallback | None) -> HeadSource | None:
+    """Resolves the draft head and reads its config and the names of its tensors; None for a method without one.
+
+    Raises:
+        ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
+        CheckpointError, UnsupportedModelError: it is of another kind, damaged or incomplete.
+    """
+    readers = [name for name in config.methods if METHODS[name].reads_target]
+    if not readers:
+        return None
+    assert config.model is not None  # SpeculativeConfig requires it
+    path = resolve_model(config.model, progress=progress, pickles=True)
+    checkpoint = open_draft(path, readers[0], numbering=config.aux_layer_numbering)
+    checkpoint.check()
+    return HeadSource(config.model, checkpoint)
+
+
+def check_head(head: HeadSource, target: DecoderConfig, speculative: SpeculativeConfig) -> tuple[int, ...]:
+    """The checks that need the target's configuration and K, before any weight is read.
+
+    Returns:
+        Which of the target's hidden states the head reads; see `BaseSpeculator.target_states`.
+
+    Raises:
+        CheckpointError: the head does not fit the target.
+        ConfigError: the head cannot draft as it is asked to.
+    """
+    config, depth = head.checkpoint.config, speculative.num_speculative_tokens or 0
+    config.check_target(target)
+    if isinstance(config, MedusaConfig) and depth > config.num_heads:
+        raise ConfigError(
+            f"num_speculative_tokens is {depth}, but {head.name} has {config.num_heads} Medusa heads: use at most "
+            f"{config.num_heads}"
+        )
+    if isinstance(config, Eagle3Config):
+        if speculative.parallel_drafting and config.mask_token is None:
+            raise ConfigError(
+                f"parallel_drafting needs a head that was made for it, but {head.name} has no mask_hidden: leave the "
+                "option out"
+            )
+        logger.info("%s reads the target's %s", head.name, describe_layers(config.aux, target.num_layers))
+    return config.states_of(target)
+
+
+def describe_layers(aux: AuxLayers, num_layers: int | None) -> str:
+    """Which hidden states a head reads, and how its numbers were understood, for people."""
+    stored = "none given" if aux.stored is None else ", ".join(map(str, aux.stored))
+    read_as = f"{stored}, read as {aux.numbering} ({aux.source})"
+    if num_layers is None:
+        return f"layers {read_as}"
+    return f"hidden states {', '.join(map(str, aux.of_target(num_layers)))} (layers {read_as})"

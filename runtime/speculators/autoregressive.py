@@ -1,0 +1,152 @@
+"""Draft heads that read the target's hidden states: EAGLE's, and multi-token prediction modules."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from ...graphs import DecodeState
+from ...kernels.window import Window
+from ...model_zoo.decoder import KvCache
+from ...model_zoo.draft_head import DraftHead
+from .base import BaseSpeculator
+from .drafting import DraftChooser, part_of, step_window, window_width
+from .target_states import TargetStates, side_by_side
+
+
+class HeadSpeculator(BaseSpeculator):
+    """Keeps a draft head's KV and the target's hidden states for it.
+
+    The KV at position j is made from the target's hidden state there and the token after it, so it is known one token
+    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it.
+    """
+
+    lookahead = 1
+
+    _cache: KvCache
+    _kept: TargetStates
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        head: DraftHead,
+        *,
+        target_states: tuple[int, ...],
+        stream: int | None = None,
+    ) -> None:
+        """Takes the head as it was loaded.
+
+        Args:
+            num_speculative_tokens: `K`, at least 1.
+            head: the drafter.
+            target_states: which hidden states it reads; see `BaseSpeculator.target_states`.
+            stream: of the noise with which drafts are sampled, see `kernels/philox.py`; None drafts greedily.
+        """
+        super().__init__(num_speculative_tokens)
+        self.target_states = target_states
+        # The pairs of a round's window are read by the next one's `propose`.
+        self.unseen = num_speculative_tokens
+        self._head = head
+        self._chooser = DraftChooser(stream, subset=head.target_ids)
+
+    @property
+    def _masks(self) -> int:
+        """Masked places of a row."""
+        return 0
+
+    def allocate(self, state: DecodeState) -> None:
+        """Allocates the head's KV and what it reads of the target."""
+        head = self._head
+        self._cache = head.allocate_cache(state.shape.slots + 1, state.shape.context)
+        self._kept = TargetStates(
+            state, head.state_size, mask_state=head.mask_state, mask_token=head.mask_token, masks=self._masks
+        )
+        rows = state.shape.max_bucket
+        self._following = step_window(rows, window_width(rows), state.device)
+        self._chooser.allocate(state, window_width(rows))
+        self._state = state
+
+    def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+        """Keeps the hidden states of the windows."""
+        self._kept.keep(state, window, states)
+
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+        """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
+        values = side_by_side(states)
+        self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
+        self._kept.keep_last(window, values)
+
+    def admit(self, slot: int) -> None:
+        """Forgets the slot's last request."""
+        self._kept.admit(self._state, slot)
+
+    def clear(self, slot: int) -> None:
+        """Zeroes the head's KV of the slot, and what was kept for it."""
+        self._cache.clear(slot)
+        self._kept.clear(slot)
+
+
+class AutoRegressiveSpeculator(HeadSpeculator):
+    """Drafts one token after another, all K in one step.
+
+    A round's first forward runs over the pairs that the head has not read: the target's hidden states of the window
+    that was accepted. K - 1 more take the token drafted last and what the head made of the one before.
+    """
+
+    name: ClassVar[str] = "autoregressive"
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        head: DraftHead,
+        *,
+        target_states: tuple[int, ...],
+        stream: int | None = None,
+        advance_draft_positions: bool = True,
+    ) -> None:
+        """Takes the head as it was loaded.
+
+        Args:
+            num_speculative_tokens: `K`, at least 1.
+            head: the drafter.
+            target_states: which hidden states it reads.
+            stream: of the noise with which drafts are sampled; None drafts greedily.
+            advance_draft_positions: each drafted token stands one position after the last. False: all stand where the
+                first forward's last token stood.
+        """
+        super().__init__(num_speculative_tokens, head, target_states=target_states, stream=stream)
+        self._advances = advance_draft_positions
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        """Reads what was committed and drafts K tokens for every live row of the bucket."""
+        pairs, states, queries = self._kept.pairs(state, bucket)
+        following = part_of(self._following, bucket, window_width(bucket))
+        hidden = self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+        for step in range(self.num_speculative_tokens):
+            if step > 0:
+                hidden = self._head.read_own(following, hidden, self._cache)
+            hidden, logits = self._head.read_out(hidden)
+            # The last pair stands at length - 2.
+            shift = step - 1 if self._advances else -2
+            self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift=shift)
+
+
+class ParallelSpeculator(HeadSpeculator):
+    """Drafts all K tokens in one forward: masked places follow the pairs that the head has not read (P-EAGLE)."""
+
+    name: ClassVar[str] = "parallel"
+
+    @property
+    def _masks(self) -> int:
+        return self.num_speculative_tokens - 1
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        """Reads what was committed and drafts K tokens for every live row of the bucket."""
+        pairs, states, queries = self._kept.pairs(state, bucket)
+        following = part_of(self._following, bucket, window_width(bucket))
+        hidden = self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+        _, logits = self._head.read_out(hidden)
+        for step in range(self.num_speculative_tokens):
+            of_step = logits[step * bucket : (step + 1) * bucket]
+            self._chooser.draft(state, step, of_step, pairs.slot_of_row, following, shift=step - 1)

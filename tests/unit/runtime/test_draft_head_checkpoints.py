@@ -1,0 +1,305 @@
+"""Draft checkpoints that do not fit, are damaged or of another kind; and what `draftgraph inspect` says of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import build_tokenizer
+from draft_heads import HIDDEN, LAYERS, Draft, build_target, eagle, eagle3, medusa
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from draftgraph import Engine
+from draftgraph.model_zoo.draft_checkpoint import open_draft
+from draftgraph.model_zoo.eagle3.checkpoint import target_ids
+from draftgraph.model_zoo.errors import CheckpointError, UnsupportedModelError
+from draftgraph.runtime.cli import app
+from draftgraph.runtime.errors import ConfigError, NotAvailableError
+from draftgraph.runtime.speculative_config import SpeculativeConfig
+
+VOCAB = len(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    build_target(path, build_tokenizer())
+    return path
+
+
+def engine(target: Path, draft: Draft, path: Path, depth: int | None = 3, **options: object) -> Engine:
+    spec = {**draft.spec, "model": str(draft.save(path)), "num_speculative_tokens": depth, **options}
+    return Engine.from_pretrained(target, spec, dtype="float32", compile=False, max_model_len=128)
+
+
+def change(draft: Draft, **fields: object) -> Draft:
+    draft.config.update(fields)
+    return draft
+
+
+def without(draft: Draft, *names: str) -> Draft:
+    for name in names:
+        del draft.tensors[name]
+    return draft
+
+
+def with_tensor(draft: Draft, name: str, tensor: torch.Tensor) -> Draft:
+    draft.tensors[name] = tensor
+    return draft
+
+
+MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
+    "vocabulary": (lambda: eagle(VOCAB + 5), rf"vocabulary of {VOCAB + 5}, but this one's is {VOCAB}"),
+    "hidden size": (
+        lambda: change(
+            with_tensor(eagle3(VOCAB, own=True), "fc.weight", torch.zeros(HIDDEN, 3 * 48)), target_hidden_size=48
+        ),
+        "hidden size of 48, but this one's is 32",
+    ),
+    "number of aux layers": (
+        lambda: change(eagle3(VOCAB), eagle_aux_hidden_state_layer_ids=[1, 2]),
+        r"reads 3 hidden states of 32, .*: 2 hidden states",
+    ),
+    "an aux layer that is not there": (
+        lambda: eagle3(VOCAB, ids=[1, 2, 12]),
+        r"reads the target's hidden states \[1, 2, 12\] .* a target of 8 layers has 0 to 7",
+    ),
+    "the last layer, counted as an output": (
+        lambda: eagle3(VOCAB, nested_ids=[0, 1, 7]),
+        r"hidden states \[1, 2, 8\]",
+    ),
+    "no d2t": (lambda: without(eagle3(VOCAB, draft_vocab=50), "d2t"), rf"drafts 50 of {VOCAB} tokens, but lacks d2t"),
+    "d2t of ids": (
+        lambda: with_tensor(eagle3(VOCAB, draft_vocab=50), "d2t", torch.arange(50) + VOCAB - 60),
+        r"gives ids from .* it must hold offsets",
+    ),
+    "too large a draft vocabulary": (
+        lambda: change(eagle3(VOCAB), draft_vocab_size=VOCAB + 1),
+        rf"draft_vocab_size {VOCAB + 1} exceeds the vocabulary of {VOCAB}",
+    ),
+    "no head": (lambda: without(eagle3(VOCAB, draft_vocab=50), "lm_head.weight"), "lacks tensors: lm_head.weight"),
+    "no projection": (lambda: without(eagle3(VOCAB), "fc.weight"), "lacks fc.weight: 3 hidden states of 32"),
+    "no mask": (
+        lambda: without(eagle3(VOCAB, parallel=True), "mask_hidden"),
+        "says parallel_drafting, but the eagle3 head lacks mask_hidden",
+    ),
+    "no mask token": (
+        lambda: change(eagle3(VOCAB, parallel=True), ptd_token_id=None),
+        "names no mask token: none of mask_token_id",
+    ),
+    "a mask token outside": (
+        lambda: change(eagle3(VOCAB, parallel=True), ptd_token_id=VOCAB),
+        f"the mask token is {VOCAB}, but",
+    ),
+    "a tensor without use": (
+        lambda: with_tensor(eagle(VOCAB), "layers.0.extra.weight", torch.zeros(1)),
+        "tensors without use: layers.0.extra.weight",
+    ),
+    "a missing tensor": (
+        lambda: without(eagle(VOCAB), "layers.0.mlp.up_proj.weight"),
+        "lacks tensors: model.layers.0.mlp.up_proj.weight",
+    ),
+    "a shape": (
+        lambda: with_tensor(eagle(VOCAB), "layers.0.self_attn.o_proj.weight", torch.zeros(HIDDEN, 5)),
+        r"has shape \[32, 5\], but its configuration makes it \[32, 32\]",
+    ),
+    "fc of another head": (
+        lambda: with_tensor(eagle(VOCAB), "fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN)),
+        r"fc.weight of the eagle head has shape \[32, 96\], but config.json makes it \[32, 64\]",
+    ),
+    "a type": (
+        lambda: with_tensor(eagle3(VOCAB, draft_vocab=50), "d2t", torch.zeros(50)),
+        "d2t in .* is stored as F32; accepted: I64, I32",
+    ),
+    "another head": (lambda: Draft(medusa(VOCAB).config, medusa(VOCAB).tensors, {"method": "eagle"}), "'medusa'"),
+    "truncated without a map": (
+        lambda: without(medusa(VOCAB, blocks=True, size=60), "token_map"),
+        f"draft 60 of {VOCAB} tokens, but lack token_map",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_what_does_not_fit_is_refused_before_weights_are_read(target, tmp_path, monkeypatch, case):
+    make, message = MISMATCHES[case]
+    if case != "d2t of ids":  # whose values have to be read
+        monkeypatch.setattr("draftgraph.runtime.loading.load_model", None)
+    with pytest.raises(CheckpointError, match=message), engine(target, make(), tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: change(eagle(VOCAB), model_type="rwkv"), "model type 'rwkv'; supported:"),
+        (lambda: change(eagle(VOCAB), layer_types=["linear_attention"]), "layer types .'linear_attention'.; supported"),
+        (lambda: change(eagle3(VOCAB, speculators=True), speculators_model_type="eagle"), "'eagle'; supported: eagle3"),
+        (
+            lambda: change(eagle3(VOCAB), eagle_config={"use_aux_hidden_state": False}),
+            "use_aux_hidden_state false; supported: true",
+        ),
+    ],
+)
+def test_kinds_that_are_not_implemented_are_refused(target, tmp_path, make, message):
+    with pytest.raises(UnsupportedModelError, match=message), engine(target, make(), tmp_path):
+        pass
+
+
+class _Payload:
+    def __reduce__(self):
+        return (print, ("this must not run",))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"0.1.weight": _Payload()}, "is refused: it is a pickle that holds more than plain tensors"),
+        ([torch.zeros(2)], "is refused: it must hold one dictionary of tensors"),
+        ({"0.1.weight": 3}, "is refused: it must hold one dictionary of tensors"),
+        (None, "is damaged or no PyTorch file"),
+    ],
+)
+def test_pickles_of_anything_but_tensors_are_refused(tmp_path, capsys, content, message):
+    draft = medusa(VOCAB)
+    draft.save(tmp_path)
+    if content is None:
+        (tmp_path / draft.file).write_bytes(b"PK\x03\x04 not a file of tensors")
+    else:
+        torch.save(content, tmp_path / draft.file)
+    with pytest.raises(CheckpointError, match=message):
+        open_draft(tmp_path)
+    assert "this must not run" not in capsys.readouterr().out
+
+
+def test_fewer_heads_than_drafts(target, tmp_path):
+    with pytest.raises(ConfigError, match=r"is 5, but .* has 4 Medusa heads: use at most 4"):
+        engine(target, medusa(VOCAB, heads=4), tmp_path, depth=5)
+
+
+def test_parallel_drafting_needs_a_head_for_it(target, tmp_path):
+    with pytest.raises(ConfigError, match=r"parallel_drafting needs a head that was made for it, .* no mask_hidden"):
+        engine(target, eagle3(VOCAB), tmp_path, parallel_drafting=True)
+    with pytest.raises(NotAvailableError, match="parallel_drafting is not available with method 'ngram'"):
+        SpeculativeConfig(method="ngram", num_speculative_tokens=2, parallel_drafting=True).require_available()
+
+
+def test_numbering_is_an_option_of_eagle3(target, tmp_path):
+    with pytest.raises(
+        ConfigError, match="aux_layer_numbering must be one of 'hidden_states', 'layer_outputs', got 'x'"
+    ):
+        SpeculativeConfig(method="eagle3", model="m", aux_layer_numbering="x")
+    with pytest.raises(ConfigError, match="aux_layer_numbering needs method 'eagle3', got 'eagle'"):
+        SpeculativeConfig(method="eagle", model="m", aux_layer_numbering="layer_outputs")
+
+
+@pytest.mark.parametrize(
+    ("ids", "numbering", "expected", "words"),
+    [
+        ({}, None, (2, 4, 5), r"layers none given, read as hidden_states \(the default\)"),
+        ({"ids": [1, 4, 6]}, None, (1, 4, 6), r"1, 4, 6, read as hidden_states \(the original format\)"),
+        ({"nested_ids": [1, 4, 6]}, None, (2, 5, 7), r"1, 4, 6, read as layer_outputs \(eagle_config\)"),
+        ({"ids": [1, 4, 6]}, "layer_outputs", (2, 5, 7), r"read as layer_outputs \(the option aux_layer_numbering\)"),
+        ({"ids": [1, 4, 6], "speculators": True}, None, (1, 4, 6), r"hidden_states \(the speculators format\)"),
+    ],
+)
+def test_the_numbering_of_layers_is_decided_by_format_and_logged(
+    target, tmp_path, caplog, ids, numbering, expected, words
+):
+    with (
+        caplog.at_level(logging.INFO, "draftgraph.runtime.head_loading"),
+        engine(target, eagle3(VOCAB, **ids), tmp_path, aux_layer_numbering=numbering) as made,
+    ):
+        assert made._core._speculator.target_states == expected
+    assert re.search(words, caplog.text)
+    assert f"hidden states {', '.join(map(str, expected))}" in caplog.text
+
+
+def test_the_embedding_is_shared_unless_it_differs(target, tmp_path):
+    table = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    for name, own, shared in (("same", table, True), ("other", table + 1.0, False)):
+        draft = with_tensor(eagle(VOCAB), "embed_tokens.weight", own)
+        with engine(target, draft, tmp_path / name) as made:
+            head = made._core._speculator._head
+            assert (head._embedding is made._target.model.weights.embedding) is shared
+
+
+def test_d2t_holds_offsets():
+    d2t, marked = torch.tensor([2, 2, 5]), torch.zeros(10, dtype=torch.bool)
+    marked[[2, 3, 7]] = True
+    assert target_ids(d2t, marked, 10).tolist() == [2, 3, 7]
+    with pytest.raises(CheckpointError, match="gives other tokens than t2d marks"):
+        target_ids(d2t, ~marked, 10)
+    with pytest.raises(CheckpointError, match="gives ids from 2 to 7, but the vocabulary has 7 tokens"):
+        target_ids(d2t, None, 7)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["inspect", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftgraph.model_zoo.checkpoint.safe_open", None)
+    path = eagle3(VOCAB, speculators=True, draft_vocab=50, ids=[1, 4, 6]).save(tmp_path)
+    code, out, _ = run(str(path), "--target", str(target), "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert {key: report[key] for key in report if key not in ("checkpoint", "target")} == {
+        "method": "eagle3",
+        "format": "EAGLE-3, speculators",
+        "num_speculative_tokens": 3,
+        "target_hidden_size": HIDDEN,
+        "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
+        "vocabulary": f"50 of {VOCAB} tokens, by d2t (offsets)",
+        "parallel": False,
+        "missing": [],
+        "unexpected": [],
+        "problem": None,
+        "mismatch": None,
+    }
+    code, out, _ = run(str(path), "--target", str(target), "--aux-layer-numbering", "layer_outputs")
+    assert code == 0
+    joined = " ".join(out.split())
+    assert "hidden states 2, 5, 7" in joined
+    assert "drafts per round 3" in joined
+    assert joined.endswith("fits")
+
+
+def test_inspect_tells_what_is_wrong(target, tmp_path):
+    draft = without(with_tensor(eagle(VOCAB + 1), "more.weight", torch.zeros(1)), "layers.0.mlp.up_proj.weight")
+    code, out, _ = run(str(draft.save(tmp_path / "a")), "--target", str(target), "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert report["missing"] == ["model.layers.0.mlp.up_proj.weight"]
+    assert report["unexpected"] == ["more.weight"]
+    assert "lacks tensors" in report["problem"]
+    assert f"vocabulary of {VOCAB + 1}, but this one's is {VOCAB}" in report["mismatch"]
+    code, out, _ = run(str(medusa(VOCAB, heads=4).save(tmp_path / "b")))
+    assert code == 0
+    words = " ".join(out.split())
+    assert "method medusa" in words
+    assert "drafts per round 4" in words, "the heads are counted, whatever config.json says"
+    assert "reads the last, after the final norm" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name one thing to inspect"),
+        (("x", "--vocab", "a", "b"), "name one thing to inspect"),
+        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle"),
+        (("/nowhere",), "there is no model '/nowhere'"),
+        (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
+    ],
+)
+def test_inspect_of_something_else(target, arguments, message):
+    code, _, err = run(*(argument.format(target=target) for argument in arguments))
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert LAYERS == 8

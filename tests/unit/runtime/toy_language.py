@@ -1,0 +1,179 @@
+"""A language in which every token has one successor, a target that speaks it, and draft heads that know it.
+
+Tokens form cycles. The target's hidden state is about the token's embedding, a random code, and its head maps a code to
+the token's successor; its layers add a little noise. Draft heads know the successors too, but in the cycle of length
+j + 1 they are wrong about one token: a round that begins after it accepts exactly j drafts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from draft_heads import LLAMA, Draft
+
+HIDDEN, HEADS, HEAD_DIM, LAYERS, INTERMEDIATE = 64, 4, 16, 6, 32
+FIRST, LAST = 10, 300
+"""Tokens from FIRST to LAST - 1 form the cycles; the long one has what the short ones leave."""
+SHORT = 6
+"""There are cycles of 1 to SHORT tokens."""
+SHARPNESS = 6.0
+"""How far a successor's logit is above the others', about."""
+
+
+def cycles() -> list[list[int]]:
+    """The cycles, shortest first; the last is the long one."""
+    found, token = [], FIRST
+    for length in range(1, SHORT + 1):
+        found.append(list(range(token, token + length)))
+        token += length
+    return [*found, list(range(token, LAST))]
+
+
+def successor(token: int) -> int:
+    """The next token; those outside of the cycles stay."""
+    for cycle in cycles():
+        if token in cycle:
+            return cycle[(cycle.index(token) + 1) % len(cycle)]
+    return token
+
+
+def misjudged() -> dict[int, int]:
+    """Of every short cycle its first token, and the token of the long one that heads take it for."""
+    return {cycle[0]: cycles()[-1][20 + index] for index, cycle in enumerate(cycles()[:-1])}
+
+
+def prompt_of(cycle: list[int], length: int) -> list[int]:
+    """A prompt that ends with the successor of the cycle's first token."""
+    end = 1 % len(cycle)
+    return [cycle[(end - i) % len(cycle)] for i in range(length - 1, -1, -1)]
+
+
+def codes(vocab: int) -> torch.Tensor:
+    """[V, HIDDEN], each of length about 1; the last dimension is the same for all tokens."""
+    generator = torch.Generator().manual_seed(11)
+    found = torch.randn(vocab, HIDDEN, generator=generator)
+    found[:, -1] = 0.0
+    found /= found.norm(dim=1, keepdim=True)
+    found[:, -1] = 0.5
+    return found
+
+
+def successor_head(vocab: int, steps: int = 1, wrong: frozenset[int] = frozenset()) -> torch.Tensor:
+    """[V, HIDDEN]: maps a token's code to the token `steps` later; those of `wrong` to some other."""
+    code = codes(vocab)
+    code[:, -1] = 0.0
+    head = torch.zeros(vocab, HIDDEN)
+    for token in range(vocab):
+        following = token
+        for _ in range(steps):
+            following = successor(following)
+        head[cycles()[-1][-1] if token in wrong else following] += SHARPNESS / HIDDEN**0.5 * code[token]
+    return head
+
+
+def build_target(path: Path, tokenizer: Any) -> None:
+    """The target on disk."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        bos_token_id=None,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.02
+        layer.mlp.down_proj.weight.data *= 0.02
+    model.model.embed_tokens.weight.data = codes(len(tokenizer))
+    model.lm_head.weight.data = successor_head(len(tokenizer))
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def _embedding(vocab: int, wrong: bool) -> torch.Tensor:
+    table = codes(vocab)
+    if wrong:
+        for token, other in misjudged().items():
+            table[token] = codes(vocab)[other]
+    return table
+
+
+def _config(vocab: int) -> dict[str, Any]:
+    return {
+        **LLAMA,
+        "vocab_size": vocab,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HEAD_DIM,
+    }
+
+
+def _idle_layer(prefix: str, columns: int) -> dict[str, torch.Tensor]:
+    """A layer that adds nothing."""
+    size = HEADS * HEAD_DIM
+    projections = {name: torch.zeros(size, columns) for name in ("q_proj", "k_proj", "v_proj")}
+    return {
+        **{f"{prefix}.self_attn.{name}.weight": weight for name, weight in projections.items()},
+        f"{prefix}.self_attn.o_proj.weight": torch.zeros(HIDDEN, size),
+        f"{prefix}.mlp.gate_proj.weight": torch.zeros(INTERMEDIATE, HIDDEN),
+        f"{prefix}.mlp.up_proj.weight": torch.zeros(INTERMEDIATE, HIDDEN),
+        f"{prefix}.mlp.down_proj.weight": torch.zeros(HIDDEN, INTERMEDIATE),
+        f"{prefix}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+    }
+
+
+def eagle(vocab: int, wrong: bool = True) -> Draft:
+    """The projection takes the embedding, the layer adds nothing."""
+    # About as long as the target's normalised hidden state.
+    fc = torch.cat((HIDDEN**0.5 * torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), 1)
+    tensors = {"fc.weight": fc, "embed_tokens.weight": _embedding(vocab, wrong), **_idle_layer("layers.0", HIDDEN)}
+    return Draft(_config(vocab), tensors, {"method": "eagle"})
+
+
+def eagle3(vocab: int, wrong: bool = True, *, parallel: bool = False) -> Draft:
+    """Attention reads each token's own embedding, by queries and keys that fit best at distance 0."""
+    tensors = _idle_layer("midlayer", 2 * HIDDEN)
+    keys = torch.zeros(HEADS * HEAD_DIM, 2 * HIDDEN)
+    keys[:, HIDDEN - 1] = 6.0
+    tensors["midlayer.self_attn.q_proj.weight"] = keys
+    tensors["midlayer.self_attn.k_proj.weight"] = keys.clone()
+    tensors["midlayer.self_attn.v_proj.weight"] = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), 1)
+    tensors["midlayer.self_attn.o_proj.weight"] = torch.eye(HIDDEN)
+    tensors["midlayer.input_layernorm.weight"] = torch.ones(HIDDEN)
+    tensors["midlayer.hidden_norm.weight"] = torch.zeros(HIDDEN)
+    tensors["fc.weight"] = torch.zeros(HIDDEN, 3 * HIDDEN)
+    tensors["norm.weight"] = torch.ones(HIDDEN)
+    tensors["lm_head.weight"] = successor_head(vocab)
+    tensors["embed_tokens.weight"] = _embedding(vocab, wrong)
+    config = {**_config(vocab), "norm_before_residual": True, "draft_vocab_size": vocab}
+    if parallel:
+        # Masked places stand for the one token of the first cycle.
+        config |= {"parallel_drafting": True, "pard_token": FIRST}
+        tensors["mask_hidden"] = torch.zeros(1, 1, 3 * HIDDEN)
+    return Draft(config, tensors, {"method": "eagle3"})
+
+
+def medusa(vocab: int, wrong: bool = True, heads: int = 7) -> Draft:
+    """Head i maps a code to the token i + 2 later; in the cycle of j + 1 tokens only if i is below j."""
+    tensors = {}
+    for i in range(heads):
+        bad = frozenset(token for j, cycle in enumerate(cycles()[:-1]) if i >= j for token in cycle)
+        tensors[f"{i}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
+        tensors[f"{i}.0.linear.bias"] = torch.zeros(HIDDEN)
+        tensors[f"{i}.1.weight"] = successor_head(vocab, i + 2, bad if wrong else frozenset())
+    config = {"medusa_num_heads": heads, "medusa_num_layers": 1}
+    return Draft(config, tensors, {"method": "medusa"}, file="medusa_lm_head.pt")
