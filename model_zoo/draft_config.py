@@ -74,6 +74,12 @@ class HeadConfig:
         """The hidden states that it reads: indices into transformers' `hidden_states`. Here, the last."""
         return (target.num_layers,)
 
+    def matrix_elements(self, *, of_target: bool) -> int:
+        """Elements of the matrices that a forward reads besides those of its decoder layers and its head to the
+        vocabulary; `of_target`: of one that reads the target's hidden states, not its own.
+        """
+        return 0
+
     def check_target(self, target: DecoderConfig) -> None:
         """Compares the head with a target's configuration.
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from ..kernels.window import Window
+from .config import DecoderConfig
 from .decoder import KvCache
 from .draft_config import HeadConfig
 
@@ -18,6 +19,8 @@ class DraftHead(Protocol):
     """
 
     config: HeadConfig
+    layers: DecoderConfig
+    """Its decoder layers."""
     device: torch.device
     dtype: torch.dtype
     state_size: int

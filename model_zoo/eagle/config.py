@@ -23,6 +23,10 @@ class EagleConfig(HeadConfig):
     own_embedding: bool
     own_head: bool
 
+    def matrix_elements(self, *, of_target: bool) -> int:
+        """The projection, of either."""
+        return 2 * self.target_hidden_size**2
+
 
 def read_config(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], numbering: str | None) -> EagleConfig:
     """Makes the configuration.

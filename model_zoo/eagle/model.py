@@ -76,6 +76,7 @@ class EagleModel:
             compile_region: see `DecoderModel`.
         """
         self.config, self._target = config, target
+        self.layers = config.layers
         self.device, self.dtype = target.device, target.dtype
         self.state_size = config.target_hidden_size
         self._embedding, self._fc, self._fc_bias, self._head = embedding, fc, fc_bias, head

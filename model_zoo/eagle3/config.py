@@ -45,6 +45,11 @@ class Eagle3Config(HeadConfig):
         """Columns of the target's hidden states side by side."""
         return self.aux.count * self.target_hidden_size
 
+    def matrix_elements(self, *, of_target: bool) -> int:
+        """The half of the first layer's queries, keys and values that reads the other input, and the projection."""
+        hidden = self.layers.hidden_size
+        return self.layers.qkv_size * hidden + (hidden * self.state_size if of_target and self.has_fc else 0)
+
     def states_of(self, target: DecoderConfig) -> tuple[int, ...]:
         """See `AuxLayers.of_target`."""
         return self.aux.of_target(target.num_layers)

@@ -125,6 +125,7 @@ class Eagle3Model:
             compile_region: see `DecoderModel`.
         """
         self.config, self._target, self._weights = config, target, weights
+        self.layers = config.layers
         self.device, self.dtype = target.device, target.dtype
         self.state_size = config.state_size
         self.target_ids, self.mask_state, self.mask_token = target_ids, mask_state, config.mask_token or 0

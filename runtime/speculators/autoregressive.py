@@ -10,6 +10,8 @@ from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...model_zoo.decoder import KvCache
 from ...model_zoo.draft_head import DraftHead
+from ...profiling.floor import RoundShape, StepCost, forward_cost
+from ..model_sizes import model_sizes
 from .base import BaseSpeculator
 from .drafting import DraftChooser, part_of, step_window, window_width
 from .target_states import TargetStates, side_by_side
@@ -67,6 +69,26 @@ class HeadSpeculator(BaseSpeculator):
         self._chooser.allocate(state, window_width(rows))
         self._state = state
 
+    def _forward_cost(self, shape: RoundShape, tokens: int, *, of_target: bool) -> StepCost:
+        """A forward of so many tokens per row."""
+        rows, dtype = shape.rows, self._head.dtype
+        layers = forward_cost(
+            model_sizes(self._head.layers),
+            width=tokens * rows,
+            rows=rows,
+            window=tokens,
+            context=shape.context - 1,
+            dtype=dtype,
+            head=False,
+        )
+        return layers + _product_cost(self._head.config.matrix_elements(of_target=of_target), rows * tokens, dtype)
+
+    def _head_cost(self, shape: RoundShape, drafts: int) -> StepCost:
+        """The logits of so many drafts per row at once."""
+        config, dtype, width = self._head.config, self._head.dtype, shape.rows * drafts
+        product = _product_cost(config.draft_vocab_size * self._head.layers.hidden_size, width, dtype)
+        return product + StepCost(bytes_written=width * config.draft_vocab_size * dtype.itemsize)
+
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the hidden states of the windows."""
         self._kept.keep(state, window, states)
@@ -85,6 +107,11 @@ class HeadSpeculator(BaseSpeculator):
         """Zeroes the head's KV of the slot, and what was kept for it."""
         self._cache.clear(slot)
         self._kept.clear(slot)
+
+
+def _product_cost(elements: int, width: int, dtype: torch.dtype) -> StepCost:
+    """Matrices of so many elements, applied to `width` tokens."""
+    return StepCost(bytes_read=elements * dtype.itemsize, operations=2 * elements * width, dtype=dtype)
 
 
 class AutoRegressiveSpeculator(HeadSpeculator):
@@ -131,6 +158,12 @@ class AutoRegressiveSpeculator(HeadSpeculator):
             shift = step - 1 if self._advances else -2
             self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift=shift)
 
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """A forward over the one pair per row that there is at least, and K - 1 of one token; each with its logits."""
+        depth = self.num_speculative_tokens
+        steps = self._forward_cost(shape, 1, of_target=False).times(depth - 1)
+        return self._forward_cost(shape, 1, of_target=True) + steps + self._head_cost(shape, 1).times(depth)
+
 
 class ParallelSpeculator(HeadSpeculator):
     """Drafts all K tokens in one forward: masked places follow the pairs that the head has not read (P-EAGLE)."""
@@ -150,3 +183,8 @@ class ParallelSpeculator(HeadSpeculator):
         for step in range(self.num_speculative_tokens):
             of_step = logits[step * bucket : (step + 1) * bucket]
             self._chooser.draft(state, step, of_step, pairs.slot_of_row, following, shift=step - 1)
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """One forward over a pair and K - 1 masked places per row, with the logits of all K."""
+        depth = self.num_speculative_tokens
+        return self._forward_cost(shape, depth, of_target=True) + self._head_cost(shape, depth)

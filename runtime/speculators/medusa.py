@@ -9,6 +9,7 @@ import torch
 from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...model_zoo.medusa.model import MedusaModel
+from ...profiling.floor import RoundShape, StepCost
 from .base import BaseSpeculator
 from .drafting import DraftChooser, part_of, step_window, window_width
 from .target_states import TargetStates, side_by_side
@@ -66,6 +67,19 @@ class MedusaSpeculator(BaseSpeculator):
     def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the last hidden state of the chunk."""
         self._kept.keep_last(window, side_by_side(states))
+
+    def propose_cost(self, shape: RoundShape) -> StepCost:
+        """K heads: their blocks, and their projections to the vocabulary."""
+        config, dtype = self._heads.config, self._heads.dtype
+        hidden, vocab = config.target_hidden_size, config.draft_vocab_size
+        elements = (config.num_layers * hidden + vocab) * hidden
+        head = StepCost(
+            bytes_read=elements * dtype.itemsize,
+            bytes_written=shape.rows * vocab * dtype.itemsize,
+            operations=2 * elements * shape.rows,
+            dtype=dtype,
+        )
+        return head.times(self.num_speculative_tokens)
 
     def admit(self, slot: int) -> None:
         """Forgets the slot's last request."""

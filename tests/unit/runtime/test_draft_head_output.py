@@ -169,3 +169,12 @@ def test_a_head_after_another_method(world, plain):
         # Tokens that were not there before: lookup has nothing to say.
         long = engine.generate(toy.cycles()[-1][:9], SamplingParams(max_tokens=20, ignore_eos=True))
     assert long.metrics.accepted_tokens == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+def test_compiled_heads_draft_as_eager_ones(world, plain, name):
+    with world.engine(name, 3, compile=True, max_batch_size=1, metrics="detailed") as engine:
+        results = engine.generate(world.prompts[1:3], GREEDY)
+    assert tokens(results) == tokens(plain[GREEDY][1:3])
+    assert results[0].metrics.round_pairs[:5] == ((3, 3),) * 5

@@ -13,6 +13,7 @@ from draft_heads import Draft, build_target, drafted, eagle, eagle3, medusa
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.graphs import HostExecutor, Program, While
+from draftgraph.profiling.floor import RoundShape
 
 HEADS = {
     "eagle": lambda vocab: eagle(vocab),
@@ -153,6 +154,7 @@ class ExtraRounds(HostExecutor):
             self.run(Program("extra", program.root.body, program.state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["extra rounds", "loop", "loop worker", "round worker"])
 @pytest.mark.parametrize("name", BRIEF)
 def test_drafts_do_not_depend_on_the_executor(lab, name, executor):
@@ -169,3 +171,24 @@ def test_drafts_do_not_depend_on_the_executor(lab, name, executor):
         with engine_with(lab.path / "target", made, spec, **options) as engine:
             texts.append([r.token_ids for r in engine.generate(lab.prompts, params)])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"),
+    [
+        # Of the layer, the projection, the rest of queries, keys and values, and the head, by how often each is read.
+        ("eagle", [(4, "layer"), (4, 2 * 32 * 32), (4, 32 * 320)]),
+        ("eagle3", [(4, "layer"), (1, 3 * 32 * 32), (4, 64 * 32), (4, 32 * 320)]),
+        ("p-eagle", [(1, "layer"), (1, 3 * 32 * 32), (1, 64 * 32), (1, 32 * 320)]),
+        ("medusa", [(4, 32 * 32), (4, 32 * 320)]),
+    ],
+)
+def test_the_floor_of_a_step_counts_its_weights(lab, name, elements):
+    assert lab.vocab == 320
+    layer = (32 + 2 * 16 + 32) * 32 + 3 * 32 * 48
+    with lab.engine(lab.spec(name, 4)) as engine:
+        cost = engine._core.propose_cost(RoundShape(rows=1, width=8, window=5, context=100, num_drafts=4))
+    least = 4 * sum(times * (layer if size == "layer" else size) for times, size in elements)
+    # Besides: norms, embeddings and the cache.
+    assert least <= cost.bytes_read <= least + 4 * 4 * (2 * 2 * 16 * 100 + 1000)
+    assert cost.operations >= least / 2
