@@ -173,7 +173,10 @@ def build_core(
         rounds_per_launch: see `CorePlan`.
     """
     device = config.torch_device
-    speculative = target.speculative or config.speculative
+    speculative = config.speculative
+    known = target.speculative
+    if known is not None and speculative.num_speculative_tokens is None and speculative.method == known.method:
+        speculative = known
     widths = _widths(config, speculative.num_speculative_tokens or 0)
     shape = _state_shape(config, speculative, target.config, target.max_model_len, ring)
     state = DecodeState.allocate(shape, dtype=config.torch_dtype, device=device)

@@ -60,8 +60,10 @@ def from_state(op: str, state: Any, bucket: int, **others: Any) -> list[Any]:
         "slot_of_row": state.slot_of_row[:bucket],
         "base": state.base[:bucket],
     }
-    names = [argument.name for argument in getattr(torch.ops.draftgraph, op).default._schema.arguments]
+    arguments = getattr(torch.ops.draftgraph, op).default._schema.arguments
     given = views | others
+    # An argument with a default keeps it unless it is given.
+    names = [argument.name for argument in arguments if argument.default_value is None or argument.name in given]
     return [given[name] if name in given else getattr(state, STATE_NAMES.get(name, name)) for name in names]
 
 

@@ -110,7 +110,7 @@ def random_round(
     state.cancel[slots] = torch.rand(rows, generator=generator) < 0.1
     state.pause[0] = bool(torch.rand(1, generator=generator) < 0.2)
     state.ring_count[:-1] = torch.randint(0, 10 * context, (shape.slots,), generator=generator)
-    state.taken[:-1] = state.ring_count[:-1] - integers(0, context - num_drafts, (shape.slots,))
+    state.taken[:-1] = state.ring_count[:-1] - integers(0, max(1, context - num_drafts), (shape.slots,))
     state.leave_on_finish[0] = bool(torch.rand(1, generator=generator) < 0.5)
     state.rounds_left[0] = integers(0, 6, (1,))[0]
     state.running[0] = seed % 8 != 0

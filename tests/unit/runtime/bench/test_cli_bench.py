@@ -47,7 +47,7 @@ def test_tables_and_files(run, tiny_model_path, tmp_path):
     ("arguments", "message"),
     [
         (("--speculative", "{"), "speculative_config is not JSON"),
-        (("--speculative", '{"method": "medusa", "model": "x"}'), "method 'medusa'"),
+        (("--speculative", '{"method": "dflash", "model": "x"}'), "method 'dflash'"),
         (("--prompts", "poems"), "there is no prompt set 'poems'"),
         (("--concurrency", "17"), "concurrency must be from 1 to 16, got 17"),
         (("--concurrency", "2", "--arrival-rate", "3"), "exclude each other"),
