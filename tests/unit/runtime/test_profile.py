@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from draftgraph import Engine, SamplingParams
-from draftgraph.profiling import DeviceRates, device_rates, nvtx_ranges
+from draftgraph.profiling import DeviceRates, device_rates
 from draftgraph.runtime.cli import app
 from draftgraph.runtime.errors import ConfigError, RequestError
 from draftgraph.runtime.profile import profile_answer
@@ -180,7 +180,7 @@ def test_the_environment_marks_ranges_in_every_engine(tiny_model_path, monkeypat
         def end_range(self, handle):
             log.append("end")
 
-    monkeypatch.setattr(nvtx_ranges.nvtx, "get_domain", lambda name: Domain())
+    monkeypatch.setattr("nvtx.get_domain", lambda name: Domain())
     options = {"dtype": "float32", "compile": False, "max_batch_size": 1, "max_model_len": 64}
     monkeypatch.setenv("DRAFTGRAPH_NVTX", "1")
     with Engine.from_pretrained(tiny_model_path, **options) as engine:
