@@ -109,7 +109,7 @@ class HeadSpeculator(BaseSpeculator):
         self._kept.clear(slot)
 
 
-def _product_cost(elements: int, width: int, dtype: torch.dtype) -> StepCost:
+def _product_cost(elements: int, width: float, dtype: torch.dtype) -> StepCost:
     """Matrices of so many elements, applied to `width` tokens."""
     return StepCost(bytes_read=elements * dtype.itemsize, operations=2 * elements * width, dtype=dtype)
 

@@ -142,9 +142,9 @@ def test_a_later_prompt_reuses_what_every_drafter_has_seen(tiny_model_path, opti
 
 def test_every_event_reaches_every_method():
     """What `BaseSpeculator` tells a method, the members of a list must hear too."""
-    own = {"first_layer", "unseen", "name", "verify_hidden", "expect_other_drafts"}
+    own = {"first_layer", "unseen", "lookahead", "target_states", "name", "verify_hidden", "expect_other_drafts"}
     hooks = {name for name in vars(BaseSpeculator) if not name.startswith("_")} - own
-    assert {"propose", "commit", "prefill", "admit", "finish", "clear"} <= hooks
+    assert {"propose", "commit", "prefill", "observe", "observe_prompt", "admit", "finish", "clear"} <= hooks
     assert hooks - set(vars(EnsembleSpeculator)) == set()
 
 
