@@ -210,7 +210,7 @@ def touched(engine) -> dict[str, torch.Tensor]:
         tensors |= {f"cache of the drafter {name}": part for name, part in core._speculator._cache._asdict().items()}
     else:
         for name, value in vars(core._speculator or object).items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and name != "_last":  # which every propose packs anew
                 tensors[f"speculator {name}"] = value
     if core._logprobs is not None:
         tensors |= {"logprobs": core._logprobs.values, "logprob tokens": core._logprobs.tokens}
