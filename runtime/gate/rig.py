@@ -64,6 +64,7 @@ class Rig:
             executor.run(self.prefill)
             state.finished[slot] = False
         state.running.fill_(True)
+        state.rounds_left.fill_(2**30)
         passes = executor.rounds(self.round)
         for _ in range(rounds):
             next(passes)
