@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from draftgraph.graphs.driver.protocol import GraphError
+from draftgraph.graphs.driver.protocol import GraphError, Publish
 from draftgraph.graphs.driver.recording import RecordingDriver
 from draftgraph.graphs.loop_executor import LoopExecutor
 from draftgraph.graphs.recording_capture import RecordingCapture
@@ -32,18 +32,12 @@ class WorkerStream:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.most_queued = 0
         self.raw = self
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._queued = 0
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            self._queued += 1
-            self.most_queued = max(self.most_queued, self._queued)
         self._work.put(call)
 
     def record(self) -> WorkerEvent:
@@ -66,9 +60,6 @@ class WorkerStream:
                     call()
             except BaseException as error:
                 self.error = error
-            if getattr(call, "__name__", "") == "launch":
-                with self._lock:
-                    self._queued -= 1
             self._work.task_done()
 
 
@@ -78,6 +69,14 @@ class WorkerDriver(RecordingDriver):
     def __init__(self, seconds_per_launch: float = 0.0, **options) -> None:
         super().__init__(**options)
         self.seconds_per_launch = seconds_per_launch
+        self.most_in_flight = 0
+        """Launches of the program built last, less those that had published by then: what the host can know."""
+        self._submitted, self._word = 0, None
+
+    def add_kernel(self, graph, kernel, after):
+        if isinstance(kernel, Publish):
+            self._word = kernel.word
+        return super().add_kernel(graph, kernel, after)
 
     def launch(self, executable, stream) -> None:
         run = super().launch
@@ -86,6 +85,9 @@ class WorkerDriver(RecordingDriver):
             time.sleep(self.seconds_per_launch)
             run(executable, None)
 
+        self._submitted += 1
+        published = 0 if self._word is None else int(self._word) >> 32
+        self.most_in_flight = max(self.most_in_flight, self._submitted - published)
         stream.submit(launch)
 
 
