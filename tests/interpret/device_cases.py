@@ -183,9 +183,9 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
 
 
 def arguments_by_name(case: DeviceCase, args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments by the names that the op's schema gives them."""
+    """The given arguments by the names that the op's schema gives them; those left to their defaults are absent."""
     schema = getattr(torch.ops.draftgraph, case.op).default._schema
-    return {argument.name: arg for argument, arg in zip(schema.arguments, args, strict=True)}
+    return {argument.name: arg for argument, arg in zip(schema.arguments[: len(args)], args, strict=True)}
 
 
 def without_live_rows(case: DeviceCase, args: Sequence[Any]) -> None:
