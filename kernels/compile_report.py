@@ -30,7 +30,7 @@ OP_FILES: tuple[str, ...] = (
     "accept_synthetic",
     "advance_draft",
     "budget_topk",
-    "commit",
+    "commit_triton",
     "compact_path",
     "draft_argmax",
     "draft_distribution",
