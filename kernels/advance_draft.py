@@ -136,7 +136,7 @@ def _advance_draft_cpu(
     window_slot_of_row.numpy()[:] = owners
 
 
-@jit
+@jit(unspecialized=["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"])
 def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     chosen,
     chosen_confidence,
@@ -159,12 +159,12 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     step,
     shift,
-    NUM_ROWS: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_rows,
+    num_drafts,
     BLOCK: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK)
-    inside = row < NUM_ROWS
+    inside = row < num_rows
     slot = tl.load(slot_of_row + row, mask=inside, other=0)
     live = inside & (tl.load(finished + slot, mask=inside, other=1).to(tl.int32) == 0)
     row_length = tl.load(length + slot, mask=inside, other=0)
@@ -174,7 +174,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     drafted = token if target_ids is None else tl.load(target_ids + token, mask=inside, other=-1)
     proposes = (room > step) & good & (drafted >= 0)
     # Rows that share a slot, the padding ones, are finished and all write the same.
-    place = slot.to(tl.int64) * NUM_DRAFTS + step
+    place = slot.to(tl.int64) * num_drafts + step
     sure = tl.load(chosen_confidence + row, mask=inside, other=0.0)
     tl.store(draft_tokens + place, tl.where(proposes, drafted, -1), mask=inside)
     tl.store(confidence + place, tl.where(proposes, sure, 0.0), mask=inside)
@@ -265,15 +265,20 @@ def advance_draft_triton(
         slots - 1,
         step,
         shift,
-        NUM_ROWS=rows,
-        NUM_DRAFTS=num_drafts,
-        BLOCK=next_power_of_2(width),
+        num_rows=rows,
+        num_drafts=num_drafts,
+        BLOCK=_block(width),
         num_warps=1,
     )
 
 
+def _block(width: int) -> int:
+    """The same for all buckets."""
+    return max(16, next_power_of_2(width))
+
+
 def kernel_specs() -> list[KernelSpec]:
-    """The smallest bucket and the largest, and the largest with another vocabulary."""
+    """The largest bucket, with the same vocabulary and with another."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows", "base", "window_slot_of_row"]
     names = ["chosen", "length", "limit", "slot_of_row", "draft_tokens", "draft_count", *window]
     return [
@@ -285,14 +290,12 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(names, "*i32"),
                 **dict.fromkeys(["chosen_confidence", "confidence"], "*fp32"),
                 **dict.fromkeys(["failed", "finished"], "*i1"),
-                **dict.fromkeys(["width", "reserved_slot", "step", "shift"], "i32"),
+                **dict.fromkeys(["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"], "i32"),
                 **({"target_ids": "*i32"} if mapped else {}),
             },
             constants={
                 **({} if mapped else {"target_ids": None}),
-                "NUM_ROWS": rows,
-                "NUM_DRAFTS": 4,
-                "BLOCK": width,
+                "BLOCK": _block(width),
             },
             num_warps=1,
             num_stages=3,
@@ -300,7 +303,7 @@ def kernel_specs() -> list[KernelSpec]:
             bytes_moved=16 * width + (46 if mapped else 42) * rows,
             max_registers=64,
         )
-        for rows, width, mapped in ((1, 4, False), (16, 16, False), (16, 16, True))
+        for rows, width, mapped in ((16, 16, False), (16, 16, True))
     ]
 
 

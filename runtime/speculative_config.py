@@ -303,7 +303,7 @@ class SpeculativeConfig:
             if getattr(self, option) is not None and not getattr(traits, fits):
                 fitting = ", ".join(repr(name) for name, method in METHODS.items() if getattr(method, fits))
                 raise ConfigError(f"{option} needs method {fitting}, got {shown!r}")
-        if self.model is not None and not traits.needs_model and self.model != shown:
+        if self.model is not None and not (traits.needs_model or traits.depth_from_checkpoint or self.model == shown):
             # vLLM itself writes the name of the method "ngram" there.
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.needs_model)
             raise ConfigError(f"model is {self.model!r}, but method {shown!r} takes none; methods with one: {fitting}")

@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_heads import fake_head
 
 from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
 from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
 from draftgraph.model_zoo.decoder import DecoderModel, KvCache
-from draftgraph.model_zoo.draft_config import AuxLayers
-from draftgraph.model_zoo.draft_head import DraftHead
-from draftgraph.model_zoo.eagle.config import EagleConfig
-from draftgraph.model_zoo.eagle.model import EagleModel
-from draftgraph.model_zoo.eagle3.config import Eagle3Config
-from draftgraph.model_zoo.eagle3.model import Eagle3Model, Eagle3Weights
-from draftgraph.model_zoo.medusa.config import MedusaConfig
-from draftgraph.model_zoo.medusa.model import MedusaHead, MedusaModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
@@ -114,63 +107,6 @@ def fake_target(device: torch.device, name: str) -> DecoderModel:
     return DecoderModel(config, builder.build())
 
 
-def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel:
-    """A draft head with every optional part, with no data; one that drafts in parallel if that is asked for."""
-
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=target.device)
-
-    ids = torch.zeros(20, dtype=torch.int32, device=target.device)
-    common: dict[str, Any] = {"format": "", "depth": None, "vocab_size": 50, "target_hidden_size": 32}
-    if "medusa" in spec.methods:
-        medusa = MedusaConfig(**common, draft_vocab_size=20, num_heads=5, num_layers=1, bias=True, mapped=True)
-        heads = MedusaHead((empty(32, 32),), (empty(32),), empty(20, 32))
-        return MedusaModel(medusa, (heads,) * 5, target_ids=ids)
-    layers = target.weights.layers
-    config = target.config
-    if "eagle" in spec.methods:
-        own = {"fc_bias": True, "own_embedding": False, "own_head": False}
-        eagle = EagleConfig(**common, draft_vocab_size=50, layers=config, **own)
-        first = layers[0]._replace(attention_norm=None)
-        return EagleModel(
-            eagle,
-            target,
-            embedding=target.weights.embedding,
-            fc=empty(32, 64),
-            fc_bias=empty(32),
-            layers=(first, layers[1]),
-            max_positions=CONTEXT,
-        )
-    eagle3 = Eagle3Config(
-        **common,
-        draft_vocab_size=20,
-        layers=config,
-        aux=AuxLayers(stored=(0, 1), numbering="hidden_states", source="", count=2),
-        has_fc=True,
-        fc_bias=True,
-        input_norm=True,
-        fc_norm=True,
-        norm_before_residual=True,
-        norm_output=True,
-        own_embedding=False,
-        own_head=True,
-        mask_token=3 if spec.parallel_drafting else None,
-    )
-    weights = Eagle3Weights(
-        embedding=target.weights.embedding,
-        pair_norms=empty(2, 32),
-        layers=(layers[0]._replace(attention_norm=None, qkv=empty(config.qkv_size, 64)), layers[1]),
-        final_norm=empty(32),
-        head=empty(20, 32),
-        fc=empty(32, 64),
-        fc_bias=empty(32),
-        input_norm=empty(64),
-        fc_norms=empty(2, 32),
-    )
-    mask = empty(64) if spec.parallel_drafting else None
-    return Eagle3Model(eagle3, target, weights, target_ids=ids, mask_state=mask, max_positions=CONTEXT)
-
-
 class LastToken(BaseSpeculator):
     """Drafts the last token again."""
 
@@ -187,7 +123,7 @@ class LastToken(BaseSpeculator):
 def fake_parts(spec: SpeculativeConfig, device: torch.device, target: DecoderModel, cache: KvCache) -> SpeculatorParts:
     """What the method needs to have been loaded."""
     if spec.traits.reads_target:
-        head = fake_head(spec, target)
+        head = fake_head(spec, target, draft_vocab=20, max_positions=CONTEXT)
         states = head.config.states_of(target.config)
         return SpeculatorParts(target=target, target_cache=cache, head=head, target_states=states)
     if not spec.traits.language_model:
