@@ -144,7 +144,9 @@ def _imported(path: str) -> object:
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"speculator {path!r} does not import: {_said(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; PYTHONPATH tells Python where else to look, PYTHONPATH=. in this folder" if absent else ""
+        raise ConfigError(f"speculator {path!r} does not import: {_said(error)}{hint}") from error
     if not hasattr(found, name):
         raise ConfigError(f"speculator {path!r} does not import: the module {module} has no {name!r}")
     return getattr(found, name)

@@ -80,7 +80,7 @@ def test_by_entry_point(tiny_model_path, wanted, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module:Drafter", r"'no_such_module:Drafter' does not import: ModuleNotFoundError"),
+        ("no_such_module:Drafter", r"'no_such_module:Drafter' does not import: ModuleNotFoundError.*PYTHONPATH=\."),
         ("small_speculators:Nothing", r"'small_speculators:Nothing' does not import: the module .* has no 'Nothing'"),
         ("small_speculators:", r"'small_speculators:' does not import"),
         (":Drafter", r"':Drafter' does not import"),
