@@ -278,7 +278,7 @@ def _block(width: int) -> int:
 
 
 def kernel_specs() -> list[KernelSpec]:
-    """The largest bucket, with the same vocabulary and with another."""
+    """One kernel for all buckets, and one for another vocabulary; the first at two shapes."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows", "base", "window_slot_of_row"]
     names = ["chosen", "length", "limit", "slot_of_row", "draft_tokens", "draft_count", *window]
     return [
@@ -303,7 +303,7 @@ def kernel_specs() -> list[KernelSpec]:
             bytes_moved=16 * width + (46 if mapped else 42) * rows,
             max_registers=64,
         )
-        for rows, width, mapped in ((16, 16, False), (16, 16, True))
+        for rows, width, mapped in ((1, 4, False), (16, 16, False), (16, 16, True))
     ]
 
 
