@@ -234,9 +234,8 @@ class WeightBuilder:
             if self._weights[key] is not plain:
                 self._spare.setdefault((tuple(plain.shape), dtype), []).append(plain)
 
-    def build(self) -> DecoderWeights:
-        """The finished weights; every tensor must have been added."""
-        self._spare.clear()
+    def layer_fields(self) -> list[dict[str, Any]]:
+        """The fields of each layer's `LayerWeights`; every tensor must have been added."""
         layers: list[dict[str, Any]] = [{"gate_up": None, "down": None} for _ in range(self._config.num_layers)]
         for (layer, field), weight in self._weights.items():
             if layer is not None:
@@ -246,11 +245,16 @@ class WeightBuilder:
             for part, kind in _PARTS.items():
                 if part in fields:
                     fields[part] = kind(**fields[part])
+        return layers
+
+    def build(self) -> DecoderWeights:
+        """The finished weights; every tensor must have been added."""
+        self._spare.clear()
         embedding = self._weights[None, "embedding"]
         tied = self._config.tie_word_embeddings
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(LayerWeights(**fields) for fields in layers),
+            layers=tuple(LayerWeights(**fields) for fields in self.layer_fields()),
             final_norm=self._weights[None, "final_norm"],
             head=pack_weight(embedding) if tied else self._weights[None, "head"],
             layer_embedding=self._weights.get((None, "layer_embedding")),
