@@ -115,6 +115,8 @@ def _layers(
     """The modules' layers: like the target's, dense or mixtures as the tensors tell."""
     prefixes = [layout.layer.format(number) for number in numbers]
     count = len(prefixes)
+    if layout.full_attention:
+        hf = {**hf, "layer_types": ["full_attention"] * (positive(hf, "num_hidden_layers") or 1)}
     try:
         config = family_of(hf).read_config(hf)
         if config.per_layer_input is not None or config.full_heads is not None or config.num_shared_layers:

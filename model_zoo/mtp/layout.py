@@ -35,6 +35,8 @@ class Layout:
     """The embedding beside the hidden state at position 0 is taken for zero."""
     unit_offset: bool = False
     """Norms multiply with `1 + weight`."""
+    full_attention: bool = False
+    """The layers attend to everything, whatever the target's do; otherwise they are of the kind that those are."""
 
     def numbers(self, names: Iterable[str]) -> list[int]:
         """The numbers of the modules that have any part of their own, ascending."""
@@ -103,6 +105,7 @@ LAYOUTS: Mapping[str, Layout] = {
         marks=(EMBEDDING_NORM, HIDDEN_NORM, PROJECTION),
         zeroes_first=False,
         unit_offset=True,
+        full_attention=True,
     ),
     "mimo": Layout(
         title="MiMo names",

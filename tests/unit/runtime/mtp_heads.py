@@ -67,6 +67,8 @@ class Style:
     hidden_first: bool = False
     zeroes_first: bool = True
     unit_offset: bool = False
+    native_offset: bool = False
+    """transformers' layer has such norms itself."""
     count_key: str | None = "num_nextn_predict_layers"
 
 
@@ -85,6 +87,24 @@ STYLES: dict[str, Style] = {
         ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
         zeroes_first=False,
         unit_offset=True,
+        count_key=None,
+    ),
+    "qwen3_next": Style(
+        "Qwen3NextConfig",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [0],
+            # Models of this family whose layers are all alike are not published, but their heads have such layers.
+            "layer_types": ["full_attention"] * (LAYERS + 1),
+        },
+        "mtp.layers.{i}.",
+        ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+        zeroes_first=False,
+        unit_offset=True,
+        native_offset=True,
         count_key=None,
     ),
     "mimo": Style(
@@ -122,7 +142,15 @@ class Modules:
     """A target and its modules: on disk in one checkpoint, in memory as transformers has them."""
 
     def __init__(
-        self, path: Path, tokenizer: Any, style: str, *, count: int = 1, own: bool = False, seed: int = 3
+        self,
+        path: Path,
+        tokenizer: Any,
+        style: str,
+        *,
+        count: int = 1,
+        own: bool = False,
+        silent: int | None = None,
+        seed: int = 3,
     ) -> None:
         """Builds them.
 
@@ -132,6 +160,7 @@ class Modules:
             style: a key of `STYLES`.
             count: how many modules.
             own: store embedding and head with each module: equal to the target's with the first, others after it.
+            silent: a token without an embedding, in a model that says but four tokens.
             seed: of the weights.
         """
         self.path, self.count, self.style, self.vocab = path, count, STYLES[style], len(tokenizer)
@@ -150,6 +179,10 @@ class Modules:
             elif tensor.ndim == 1 and not name.endswith("inv_freq"):
                 tensor.data = (0.0 if name.endswith("bias") else 1.0) + 0.3 * normal(*tensor.shape)
         model.lm_head.weight.data *= 2
+        if silent is not None:
+            model.get_input_embeddings().weight.data[silent] = 0.0
+            heard = torch.zeros(self.vocab, 1).index_fill(0, torch.arange(10, 14), 1.0)
+            model.lm_head.weight.data *= 0.02 + heard
         self.model = model
         self.parts: list[dict[str, torch.Tensor]] = []
         shared: dict[str, torch.Tensor] = {}
@@ -185,7 +218,8 @@ class Modules:
                 tensors[name] = tensor
                 continue
             prefix, rest = named(self.style.layer, number - LAYERS), name.removeprefix(f"model.layers.{number}.")
-            offset = 1.0 if self.style.unit_offset and rest.endswith("norm.weight") else 0.0
+            differs = self.style.unit_offset and not self.style.native_offset and rest.endswith("norm.weight")
+            offset = 1.0 if differs else 0.0
             tensors[prefix + rest] = tensor - offset
         for index, parts in enumerate(self.parts):
             for key, pattern in zip(("enorm", "hnorm", "projection", "norm"), self.style.parts, strict=True):
@@ -227,10 +261,10 @@ class Modules:
         with torch.no_grad():
             return self.model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
 
-    def module(self, index: int, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+    def module(self, index: int, tokens: list[int], hidden: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """One module over a whole sequence: [T, H] to [T, H]."""
         parts, length = self.parts[index], len(tokens)
-        embedded = self.tables[index][0][tokens]
+        embedded = table[tokens]
         if self.style.zeroes_first:
             embedded = torch.cat((torch.zeros(1, HIDDEN), embedded[1:]))
         sides = [_rms(embedded, parts["enorm"]), _rms(hidden, parts["hnorm"])]
@@ -245,18 +279,20 @@ class Modules:
         out = (out[0] if isinstance(out, tuple) else out)[0]
         return out if self.style.parts[3] is None else _rms(out, parts["norm"])
 
-    def drafts(self, tokens: list[int], depth: int) -> list[torch.Tensor]:
-        """The logits of `depth` drafts after `tokens`, greedily."""
-        known, base, logits = list(tokens), self.states(tokens[:-1]), []
+    def drafts(self, tokens: list[int], depth: int, target: Modules | None = None) -> list[torch.Tensor]:
+        """The logits of `depth` drafts after `tokens`, greedily; `target`: another one that they draft for."""
+        target = target or self
+        known, base, logits = list(tokens), target.states(tokens[:-1]), []
         rows, made = base, []
         for step in range(depth):
             index = step % self.count
             if step and index == 0:
                 base = rows = torch.cat((base, *made))
                 made = []
-            rows = self.module(index, known[1 + index : 1 + index + len(rows)], rows)
+            table, head = self.tables[index] if target is self else (target.embedding, target.head)
+            rows = self.module(index, known[1 + index : 1 + index + len(rows)], rows, table)
             made.append(rows[-1:])
-            logits.append(F.linear(rows[-1], self.tables[index][1]))
+            logits.append(F.linear(rows[-1], head))
             known.append(int(logits[-1].argmax()))
         return logits
 
