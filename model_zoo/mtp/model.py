@@ -12,6 +12,7 @@ from ...kernels.linear import linear
 from ...kernels.project_logits import project_logits
 from ...kernels.rms_norm import rms_norm
 from ...kernels.window import Window
+from ..config import DecoderConfig
 from ..decoder import CompileRegion, DecoderModel, DecoderWeights, KvCache, LayerWeights, decoder_layer, identity
 from .config import MtpConfig
 
@@ -183,7 +184,7 @@ class MtpModel:
         return logits
 
 
-def _first_only(config: MtpConfig) -> Any:
+def _first_only(config: MtpConfig) -> DecoderConfig:
     """The decoder layer of one module, for the floor."""
     layers, moe = config.layers, config.layers.moe
     if moe is not None:
