@@ -8,6 +8,9 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKERS > 1:  # the processes share the cores, and so do those that the tests start; read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
 import numpy as np
 import pytest
@@ -16,6 +19,14 @@ import torch
 from draftgraph.runtime.models import cached_model
 
 TIERS = ("null", "interpret", "compile", "gpu", "bench")
+MOST_WORKERS = 8
+"""Each imports torch and may hold a model of a gigabyte."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """What `-n auto` means."""
+    return min(MOST_WORKERS, os.cpu_count() or 1)
 
 
 def pytest_configure(config):
