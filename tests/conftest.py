@@ -8,9 +8,6 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-if WORKERS > 1:  # the processes share the cores, and so do those that the tests start; read when torch is imported
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
 import numpy as np
 import pytest
@@ -30,6 +27,9 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_configure(config):
+    workers = getattr(config.option, "numprocesses", None) or 1
+    if workers > 1:  # inherited by the workers, and by what their tests start: all share the cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(4, os.cpu_count() or 1)))
 
 
