@@ -169,6 +169,7 @@ class DecoderModel:
             router=router,
             value_norm=config.value_norm,
             keys_are_values=config.heads_of_layer(layer).keys_are_values,
+            output_gate=config.output_gate,
             writes_cache=config.cached_layer(layer) == layer,
         )
 

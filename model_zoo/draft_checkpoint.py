@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,9 @@ from .eagle3 import config as eagle3_config
 from .errors import CheckpointError
 from .medusa import checkpoint as medusa_checkpoint
 from .medusa import config as medusa_config
+from .mtp import checkpoint as mtp_checkpoint
+from .mtp import config as mtp_config
+from .mtp.config import TARGET_MARK
 from .placement import Placement
 from .safetensors_files import StoredTensor, read_json
 
@@ -39,6 +42,13 @@ class HeadFamily(NamedTuple):
     optional: frozenset[str]
     """Those of them that a checkpoint may lack."""
     build: Callable[..., Any]
+    names: Callable[[Mapping[str, Any], Collection[str]], dict[str, str]] | None = None
+    """In place of `rename`, for tensors that lie among those of a target: the names in the files by those that the
+    shared loader knows, of config.json and all names in the files."""
+
+
+def _as_it_is(name: str) -> str:
+    return name
 
 
 HEAD_FAMILIES: dict[str, HeadFamily] = {
@@ -69,6 +79,16 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         frozenset(),
         eagle_checkpoint.build,
     ),
+    "mtp": HeadFamily(
+        mtp_checkpoint.recognises,
+        _as_it_is,
+        mtp_config.read_config,
+        mtp_checkpoint.placements,
+        mtp_checkpoint.extras,
+        frozenset(),
+        mtp_checkpoint.build,
+        mtp_checkpoint.names,
+    ),
 }
 """By method, the most particular first."""
 
@@ -86,6 +106,11 @@ class DraftCheckpoint:
     """Names in the files, by the names that the placements use."""
     placements: Mapping[str, Placement]
     extras: Extras
+
+    @property
+    def inside_target(self) -> bool:
+        """Whether the tensors of a target, which it has no use for, lie in the same files."""
+        return TARGET_MARK in self.tensors.stored and TARGET_MARK not in self.names.values()
 
     @property
     def missing(self) -> list[str]:
@@ -140,7 +165,7 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     """
     directory = Path(directory)
     hf, tensors = read_json(directory / "config.json"), open_tensors(directory)
-    named = {name: _names(family, tensors) for name, family in HEAD_FAMILIES.items()}
+    named = {name: _names(family, hf, tensors) for name, family in HEAD_FAMILIES.items()}
     kinds = [name for name, family in HEAD_FAMILIES.items() if family.recognises(hf, named[name])]
     if method is not None and method not in kinds:
         what = f"looks like one of method {kinds[0]!r}" if kinds else f"is none that {', '.join(HEAD_FAMILIES)} know"
@@ -155,7 +180,9 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     return DraftCheckpoint(directory, hf, config, tensors, names, family.placements(config), family.extras(config))
 
 
-def _names(family: HeadFamily, tensors: DraftTensors) -> dict[str, str]:
+def _names(family: HeadFamily, hf: Mapping[str, Any], tensors: DraftTensors) -> dict[str, str]:
+    if family.names is not None:
+        return family.names(hf, tensors.stored)
     named = ((family.rename(stored), stored) for stored in tensors.stored)
     return {name: stored for name, stored in named if name is not None}
 

@@ -19,6 +19,7 @@ def model_sizes(config: DecoderConfig) -> ModelSizes:
         "heads that differ by layer": config.full_heads,
         "layers that share a cache": config.num_shared_layers,
         "embeddings of every layer": config.per_layer_input,
+        "gated heads": config.output_gate,
     }
     uncounted = [name for name, part in parts.items() if part]
     if uncounted:

@@ -253,6 +253,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
     assert {key: report[key] for key in report if key not in ("checkpoint", "target")} == {
         "method": "eagle3",
         "format": "EAGLE-3, speculators",
+        "inside_target": False,
         "num_speculative_tokens": 3,
         "target_hidden_size": HIDDEN,
         "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
@@ -293,7 +294,7 @@ def test_inspect_tells_what_is_wrong(target, tmp_path):
     [
         ((), "name one thing to inspect"),
         (("x", "--vocab", "a", "b"), "name one thing to inspect"),
-        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle"),
+        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle, mtp"),
         (("/nowhere",), "there is no model '/nowhere'"),
         (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
     ],
