@@ -85,6 +85,18 @@ TARGETS = {
         per_layer_input=PerLayerInputConfig(vocab_size=50, size=8),
         moe=MoeConfig(layers=(0,), num_experts=4, experts_per_token=2, intermediate_size=24, beside_dense=True),
     ),
+    # Gated heads, and a gated shared expert.
+    "gated": _target(
+        model_type="qwen3_next",
+        num_kv_heads=2,
+        head_dim=16,
+        qk_norm=True,
+        norm_unit_offset=True,
+        output_gate=True,
+        moe=MoeConfig(
+            layers=(1,), num_experts=4, experts_per_token=2, intermediate_size=24, shared_size=16, shared_gate=True
+        ),
+    ),
     # Latent attention; one of two layers has a mixture of experts in groups, and a shared one.
     "latent": _target(
         model_type="deepseek_v3",
@@ -337,7 +349,7 @@ def test_the_steps_of_other_targets_are_capture_safe(name, options):
 
 
 @pytest.mark.parametrize("layout", ["deepseek", "qwen", "mimo", "ernie"])
-@pytest.mark.parametrize(("count", "target"), [(2, "dense"), (4, "latent"), (1, "latent")])
+@pytest.mark.parametrize(("count", "target"), [(2, "dense"), (4, "latent"), (1, "gated")])
 def test_the_steps_of_prediction_modules_are_capture_safe(monkeypatch, count, target, layout):
     """All in one turn, and in two; with latent attention and mixtures of experts too."""
     spec = SpeculativeConfig(method="mtp", num_speculative_tokens=4, draft_sample_method="probabilistic")

@@ -177,6 +177,20 @@ def test_coupled_output_is_plain_decodings(lab, kind, depth, batch):
         assert [[r.token_ids for r in engine.generate(lab.prompts, params)] for params in cases] == wanted
 
 
+def test_a_round_that_is_dropped_leaves_what_is_kept(lab):
+    """Verify runs once more after the loop has ended, with rows that are not finished."""
+    with lab.engine("glm, 3 modules with tables", 3) as engine:
+        list(zip(range(2), engine.stream(lab.prompts[0], SamplingParams(max_tokens=30, ignore_eos=True)), strict=False))
+        core = engine._core
+        history, state = core._speculator._history, core.state
+        window = core._speculator._history._window
+        before = [history.values.clone(), history._seen.clone()]
+        assert before[0].any()
+        state.running.fill_(False)
+        history.keep(state, window, torch.randn(len(window.tokens), history.values.shape[1]))
+        assert all(torch.equal(a, b) for a, b in zip(before, (history.values, history._seen), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["extra rounds", "loop", "loop worker", "round worker"])
 @pytest.mark.parametrize(("kind", "depth"), [("deepseek", 4), ("glm, 3 modules with tables", 6)])
