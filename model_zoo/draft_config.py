@@ -59,6 +59,8 @@ class HeadConfig:
     """A draft head: what it reads of the target, and what it writes."""
 
     method: ClassVar[str]
+    reads_target_cache: ClassVar[bool] = False
+    """It has queries alone, which read the target's keys and values; all drafts of a round stand at one position."""
 
     format: str
     """The layout of the checkpoint, for people."""

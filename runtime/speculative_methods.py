@@ -120,8 +120,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         ),
         "mtp": Method(
             summary="multi-token-prediction modules of the target",
+            available=True,
+            needs_model=True,
             depth_from_checkpoint=True,
             checkpoint_depth=modules_per_pass,
+            samples_drafts=True,
+            reads_target=True,
         ),
         "medusa": Method(
             summary="Medusa heads",

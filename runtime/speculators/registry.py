@@ -106,8 +106,17 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     assert head is not None  # loaded before the speculator is made
     if isinstance(head, MedusaModel):
         return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
-    kind = AutoRegressiveSpeculator if head.mask_state is None else ParallelSpeculator
-    return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
+    if head.mask_state is not None:
+        return ParallelSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    borrows = head.config.reads_target_cache
+    return AutoRegressiveSpeculator(
+        depth,
+        head,
+        target_states=parts.target_states,
+        stream=_stream(config),
+        target_cache=parts.target_cache if borrows else None,
+        advance_draft_positions=not borrows,
+    )
 
 
 def _stream(config: SpeculativeConfig) -> int | None:
@@ -126,6 +135,7 @@ _FACTORIES: dict[str, Factory] = {
     "draft_model": _draft_model,
     "eagle": _head,
     "eagle3": _head,
+    "mtp": _head,
     "medusa": _head,
     "layerskip": _layerskip,
     "custom": _custom,

@@ -58,6 +58,7 @@ def test_the_sweep_holds_every_op_of_an_engine(usages):
         "advance_draft",
         "moe_experts",
         "suffix_propose",
+        "pack_unseen",
     }
     for target in SWEPT:
         assert {usage.op for usage in usages if usage.target == target} >= ops

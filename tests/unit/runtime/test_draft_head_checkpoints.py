@@ -54,6 +54,15 @@ def with_tensor(draft: Draft, name: str, tensor: torch.Tensor) -> Draft:
     return draft
 
 
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "first_k_dense_replace": 1,
+}
+
 MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     "vocabulary": (lambda: eagle(VOCAB + 5), rf"vocabulary of {VOCAB + 5}, but this one's is {VOCAB}"),
     "hidden size": (
@@ -139,6 +148,21 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(target, tmp_path, 
     [
         (lambda: change(eagle(VOCAB), model_type="rwkv"), "model type 'rwkv'; supported:"),
         (lambda: change(eagle(VOCAB), layer_types=["linear_attention"]), "layer types .'linear_attention'.; supported"),
+        (
+            lambda: change(eagle(VOCAB), model_type="deepseek_v3", **EXPERTS),
+            r"draft heads with layers of 'deepseek_v3' \(latent attention, mixtures of experts\); supported: dense",
+        ),
+        (
+            lambda: change(
+                eagle3(VOCAB),
+                model_type="qwen3_moe",
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=8,
+                decoder_sparse_step=1,
+            ),
+            "draft heads with layers of 'qwen3_moe'",
+        ),
         (lambda: change(eagle3(VOCAB, speculators=True), speculators_model_type="eagle"), "'eagle'; supported: eagle3"),
         (
             lambda: change(eagle3(VOCAB), eagle_config={"use_aux_hidden_state": False}),
