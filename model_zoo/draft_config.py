@@ -76,6 +76,11 @@ class HeadConfig:
         """The hidden states that it reads: indices into transformers' `hidden_states`. Here, the last."""
         return (target.num_layers,)
 
+    @property
+    def logits_per_token(self) -> int:
+        """Of how many tokens the logits are computed for one draft."""
+        return self.draft_vocab_size
+
     def matrix_elements(self, *, of_target: bool) -> int:
         """Elements of the matrices that a forward reads besides those of its decoder layers and its head to the
         vocabulary; `of_target`: of one that reads the target's hidden states, not its own.

@@ -80,9 +80,8 @@ def _sources(config: Gemma4AssistantConfig, target: DecoderConfig | None) -> str
 def _vocabulary(checkpoint: DraftCheckpoint) -> str:
     config = checkpoint.config
     if isinstance(config, Gemma4AssistantConfig) and config.centroids:
-        size = config.vocab_size // config.centroids * config.chosen_centroids
         groups = f"in {config.chosen_centroids:,} of {config.centroids:,} groups"
-        return f"all {config.vocab_size:,} tokens, {size:,} of them at a time, {groups}"
+        return f"all {config.vocab_size:,} tokens, {config.logits_per_token:,} of them at a time, {groups}"
     if isinstance(config, MedusaConfig) and config.mapped:
         return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens, by token_map (ids)"
     if config.draft_vocab_size < config.vocab_size:

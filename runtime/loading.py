@@ -99,7 +99,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, progress)
+    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, path, progress)
     hf_config = json.loads((path / "config.json").read_text())
     drafter = draft or head
     speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)

@@ -36,6 +36,11 @@ class Gemma4AssistantConfig(HeadConfig):
     chosen_centroids: int
     """Of how many groups, those of the best centroids, the logits are computed."""
 
+    @property
+    def logits_per_token(self) -> int:
+        """The tokens of the chosen groups, where the vocabulary is ordered."""
+        return self.vocab_size // self.centroids * self.chosen_centroids if self.centroids else self.vocab_size
+
     def matrix_elements(self, *, of_target: bool) -> int:
         """Both projections, and the centroids."""
         return (3 * self.target_hidden_size + self.centroids) * self.layers.hidden_size

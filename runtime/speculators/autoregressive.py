@@ -21,7 +21,8 @@ class HeadSpeculator(BaseSpeculator):
     """Keeps a draft head's KV and the target's hidden states for it.
 
     The KV at position j is made from the target's hidden state there and the token after it, so it is known one token
-    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it.
+    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it. Of a
+    head that reads the target's KV nothing is kept but the hidden states.
     """
 
     lookahead = 1
@@ -90,7 +91,7 @@ class HeadSpeculator(BaseSpeculator):
     def _head_cost(self, shape: RoundShape, drafts: int) -> StepCost:
         """The logits of so many drafts per row at once."""
         config, dtype, width = self._head.config, self._head.dtype, shape.rows * drafts
-        product = _product_cost(config.draft_vocab_size * self._head.layers.hidden_size, width, dtype)
+        product = _product_cost(config.logits_per_token * self._head.layers.hidden_size, width, dtype)
         return product + StepCost(bytes_written=width * config.draft_vocab_size * dtype.itemsize)
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:

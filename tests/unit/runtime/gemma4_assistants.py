@@ -138,6 +138,37 @@ def build_assistant(
     return model
 
 
+def build_toy(path: Path, tokenizer: Any) -> None:
+    """A Gemma 4 that speaks the toy language, and an assistant that is wrong about one token of each short cycle.
+
+    Layers add next to nothing in the target and nothing in the assistant, which takes the embedding of the token.
+    """
+    import toy_language as toy
+    from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+
+    vocab, size = len(tokenizer), toy.HIDDEN
+    sizes = {**_common(vocab), "hidden_size": size, "num_hidden_layers": 2}
+    sizes["layer_types"] = ["sliding_attention", "full_attention"]
+    target = _fill(Gemma4ForCausalLM(Gemma4TextConfig(**sizes, tie_word_embeddings=False)), 3)
+    shared = {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 0, "enable_moe_block": False}
+    text = Gemma4TextConfig(**sizes, **shared, use_double_wide_mlp=False)
+    assistant = _fill(Gemma4AssistantForCausalLM(Gemma4AssistantConfig(text_config=text, backbone_hidden_size=size)), 4)
+    for model, share in ((target, 0.02), (assistant, 0.0)):
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight.data.fill_(share)
+            layer.post_feedforward_layernorm.weight.data.fill_(share)
+            layer.layer_scalar.fill_(1.0)
+        model.model.norm.weight.data.fill_(1.0)
+    target.model.embed_tokens.weight.data = toy.codes(vocab)
+    target.lm_head.weight.data = toy.successor_head(vocab)
+    assistant.pre_projection.weight.data = torch.cat((torch.eye(size), torch.zeros(size, size)), 1)
+    assistant.model.embed_tokens.weight.data = toy.successor_head(vocab, 1, frozenset(toy.misjudged()))
+    assistant.tie_weights()
+    target.save_pretrained(path / "target")
+    tokenizer.save_pretrained(path / "target")
+    assistant.save_pretrained(path / "assistant")
+
+
 def _rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
 

@@ -61,6 +61,8 @@ EXPERTS = {
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
@@ -251,6 +253,17 @@ def test_the_embedding_is_shared_unless_it_differs(target, tmp_path):
         with engine(target, draft, tmp_path / name) as made:
             head = made._core._speculator._head
             assert (head._embedding is made._target.model.weights.embedding) is shared
+
+
+@pytest.mark.parametrize("make", [eagle, eagle3])
+def test_the_head_is_shared_unless_it_differs(target, tmp_path, make):
+    weight = load_file(target / "model.safetensors")["lm_head.weight"]
+    for name, own, shared in (("same", weight, True), ("other", weight + 1.0, False)):
+        draft = with_tensor(make(VOCAB), "lm_head.weight", own)
+        with engine(target, draft, tmp_path / name) as made:
+            head = made._core._speculator._head
+            found = head._head if make is eagle else head._weights.head
+            assert (found is made._target.model.weights.head) is shared
 
 
 def test_d2t_holds_offsets():

@@ -40,6 +40,7 @@ def test_greedy_text_with_drafts_equals_transformers(name, tmp_path) -> None:
     options = {"dtype": "float32", "compile": False, "max_batch_size": 2, "max_model_len": 128}
     with Engine.from_pretrained(tmp_path, NGRAM, **options) as engine:
         results = engine.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+        assert engine.prefill_cost(width=16, tokens=9, context=0).bytes_read > 0, "the floor counts it"
     assert [list(result.token_ids) for result in results] == expected
     assert sum(result.metrics.accepted_tokens for result in results) > 0, "without drafts it would prove nothing"
 

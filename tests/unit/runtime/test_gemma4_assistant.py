@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy_language as toy
 from conftest import build_tokenizer
 from gemma4_assistants import (
     LAYERS,
@@ -18,14 +19,17 @@ from gemma4_assistants import (
     assistant_drafts,
     build_assistant,
     build_target,
+    build_toy,
     transformers_drafts,
 )
 from safetensors.torch import load_file, save_file
-from test_draft_heads import record_proposals
+from test_draft_heads import ExtraRounds, record_proposals
+from test_executor_identity import engine_with, make
 from typer.testing import CliRunner
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.model_zoo.errors import CheckpointError, UnsupportedModelError
+from draftgraph.profiling.floor import RoundShape
 from draftgraph.runtime.cli import app
 from draftgraph.runtime.errors import ConfigError
 
@@ -134,6 +138,22 @@ def test_greedy_output_is_greedy_under_every_rule(world, plain, rule):
         assert [r.token_ids for r in engine.generate(world.prompts, GREEDY)] == plain[GREEDY]
 
 
+def test_one_that_knows_is_accepted_and_one_that_errs_at_j_stops_there(tmp_path):
+    build_toy(tmp_path, build_tokenizer())
+    depth = 6
+    spec = {"method": "mtp", "model": str(tmp_path / "assistant"), "num_speculative_tokens": depth}
+    options = {"dtype": "float32", "compile": False, "max_model_len": 128, "max_batch_size": 1, "metrics": "detailed"}
+    with Engine.from_pretrained(tmp_path / "target", spec, **options) as engine:
+        for j, cycle in enumerate(toy.cycles()[:depth]):
+            # Every round begins after the token that the assistant misjudges.
+            params = SamplingParams(max_tokens=4 * (j + 1), ignore_eos=True)
+            result = engine.generate(toy.prompt_of(cycle, 8), params)
+            assert [accepted for _, accepted in result.metrics.round_pairs] == [j] * 4
+        params = SamplingParams(max_tokens=4 * (depth + 1), ignore_eos=True)
+        result = engine.generate(toy.cycles()[-1][:9], params)
+        assert result.metrics.round_pairs == ((depth, depth),) * 4
+
+
 def test_it_allocates_no_cache_and_leaves_the_targets_alone(world):
     with world.engine("tied", 3) as engine:
         core = engine._core
@@ -145,6 +165,22 @@ def test_it_allocates_no_cache_and_leaves_the_targets_alone(world):
         assert TARGET_TYPES[3:] == ["full_attention"] * 2, "which the last two have not"
         with pytest.raises(TypeError, match="has none of its own"):
             head.allocate_cache(1, 64)
+
+
+def test_the_floor_of_a_step_counts_its_weights(world):
+    """Two sliding layers with heads of 8, a full one of 16; the projections, the centroids, 40 of 320 logits."""
+    layer, vectors = {8: 2 * 24 * 4 * 8, 16: 2 * 24 * 4 * 16}, 4 * 24 + 1
+    weights = 2 * layer[8] + layer[16] + 3 * (3 * 24 * 40 + vectors) + 2 * 8 + 16 + 24
+    weights += 3 * 32 * 24 + 32 * 24 + 40 * 24
+    with world.engine("ordered", 4) as engine:
+        cost = engine._core.propose_cost(RoundShape(rows=1, width=8, window=5, context=100, num_drafts=4))
+        cache = (
+            2 * 2 * 2 * 8 * 9 + 2 * 2 * 16 * 99
+        )  # of two sliding layers what a window of 10 lets see, of the full one all
+        embeddings = 24
+        assert cost.bytes_read == 4 * 4 * (weights + cache + embeddings)
+        assert cost.bytes_written == 4 * 4 * 320, "no keys and values"
+        assert engine.prefill_cost(width=16, tokens=9, context=0).bytes_read > 0
 
 
 def changed(world: World, path: Path, kind: str = "tied", text: dict[str, Any] | None = None, **fields: Any) -> Path:
@@ -212,6 +248,8 @@ def test_an_ordering_that_is_none_is_refused(world, tmp_path):
 def test_what_the_configuration_asks_for_must_be_there(world):
     with pytest.raises(ConfigError, match="needs num_speculative_tokens"):
         world.engine("tied")
+    with pytest.raises(CheckpointError, match="target holds no draft head of method 'mtp'"):
+        Engine.from_pretrained(world.path / "target", {"method": "mtp", "num_speculative_tokens": 2}, dtype="float32")
     spec = {"method": "eagle", "model": str(world.path / "tied"), "num_speculative_tokens": 2}
     with pytest.raises(
         CheckpointError, match="holds no draft head of method 'eagle': it looks like one of method 'mtp'"
@@ -251,6 +289,21 @@ def test_inspect_knows_it(world, tmp_path, monkeypatch):
     assert code == 1
     assert "head size of 16" in report["mismatch"]
     assert report["problem"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["extra rounds", "loop worker", "round worker"])
+def test_drafts_do_not_depend_on_the_executor(world, executor):
+    """Synthetic acceptance emits drafts, so the text tells them all."""
+    spec = {"method": "mtp", "model": str(world.path / "ordered"), "num_speculative_tokens": 4}
+    spec |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.6, 0.5, 0.4]}
+    params = SamplingParams(max_tokens=14, ignore_eos=True, seed=5)
+    texts = []
+    for kind, limits in (("host", {}), (executor, {"ring": 11, "rounds_per_launch": 3})):
+        made = ExtraRounds() if kind == "extra rounds" else make(kind)
+        with engine_with(world.path / "target", made, spec, max_batch_size=2, max_model_len=512, **limits) as engine:
+            texts.append([r.token_ids for r in engine.generate(world.prompts, params)])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

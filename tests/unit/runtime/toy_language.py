@@ -186,9 +186,15 @@ def peagle(vocab: int, wrong: bool = True, places: int = 7) -> Draft:
         values[part, : HIDDEN - 1] = torch.eye(HIDDEN)[:, : HIDDEN - 1]
     head = torch.zeros(vocab, size)
     for h in range(places):
-        bad = frozenset(token for j, cycle in enumerate(cycles()[:-1]) if h >= j for token in cycle)
-        known = successor_head(vocab, h + 1, bad if wrong else frozenset())
-        head[:, h * HIDDEN : (h + 1) * HIDDEN] = 4.0**-h * known
+        known = successor_head(vocab, h + 1)
+        for token in (token for j, cycle in enumerate(cycles()[:-1]) if wrong and h >= j for token in cycle):
+            moved = SHARPNESS / HIDDEN**0.5 * torch.cat((codes(vocab)[token, :-1], torch.zeros(1)))
+            following = token
+            for _ in range(h + 1):
+                following = successor(following)
+            known[following] -= moved
+            known[cycles()[-1][60 + token]] += moved
+        head[:, h * HIDDEN : (h + 1) * HIDDEN] = 8.0**-h * known
     tensors = {
         "midlayer.self_attn.q_proj.weight": queries,
         "midlayer.self_attn.k_proj.weight": keys,
