@@ -28,6 +28,8 @@ class MoeConfig:
     """Of one expert."""
     shared_size: int = 0
     """Intermediate size of the feed-forward that every token takes besides (all shared experts in one); 0: none."""
+    shared_gate: bool = False
+    """That feed-forward's output is weighted with the sigmoid of a product with the token."""
     scoring: str = "softmax"
     """One of `SCORINGS`: how logits become scores."""
     choice_bias: bool = False
@@ -155,6 +157,8 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     """A bias on the projection that follows attention."""
+    output_gate: bool = False
+    """What a head attended is weighted with the sigmoid of a projection of the token, as wide as its queries."""
     mlp_bias: bool = False
     qk_norm: bool = False
     """An RMSNorm on every query and key head."""
@@ -241,7 +245,7 @@ class DecoderConfig:
         if self.moe is not None and not set(self.moe.layers) <= set(range(self.num_layers)):
             raise ValueError(f"layers {self.moe.layers} have a mixture, but there are {self.num_layers} layers")
         if self.mla is not None:
-            expected = {"num_kv_heads": 1, "head_dim": self.mla.cached_dim, "qk_norm": False}
+            expected = {"num_kv_heads": 1, "head_dim": self.mla.cached_dim, "qk_norm": False, "output_gate": False}
             for name, value in expected.items():
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} must be {value} with latent attention, got {getattr(self, name)}")
@@ -258,7 +262,8 @@ class DecoderConfig:
         """Rows of the fused projection that follows the attention's norm; see `LayerWeights.qkv`."""
         if self.mla is not None:
             return (self.mla.query_rank or self.num_heads * self.mla.head_dim) + self.mla.cached_dim
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        gates = self.num_heads if self.output_gate else 0
+        return (self.num_heads + 2 * self.num_kv_heads + gates) * self.head_dim
 
     @property
     def num_cached_layers(self) -> int:

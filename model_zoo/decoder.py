@@ -129,6 +129,7 @@ def layer_constants(config: DecoderConfig, layer: int) -> LayerConstants:
         router=router,
         value_norm=config.value_norm,
         keys_are_values=config.heads_of_layer(layer).keys_are_values,
+        output_gate=config.output_gate,
         writes_cache=config.cached_layer(layer) == layer,
     )
 

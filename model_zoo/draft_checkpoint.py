@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,9 @@ from .gemma4_assistant import checkpoint as gemma4_assistant_checkpoint
 from .gemma4_assistant import config as gemma4_assistant_config
 from .medusa import checkpoint as medusa_checkpoint
 from .medusa import config as medusa_config
+from .mtp import checkpoint as mtp_checkpoint
+from .mtp import config as mtp_config
+from .mtp.config import TARGET_MARK
 from .placement import Placement
 from .safetensors_files import StoredTensor, read_json
 
@@ -41,8 +44,15 @@ class HeadFamily(NamedTuple):
     optional: frozenset[str]
     """Those of them that a checkpoint may lack."""
     build: Callable[..., Any]
+    names: Callable[[Mapping[str, Any], Collection[str]], dict[str, str]] | None = None
+    """In place of `rename`, for tensors that lie among those of a target: the names in the files by those that the
+    shared loader knows, of config.json and all names in the files."""
     method: str | None = None
     """Of the speculative config, where it is not the family's name."""
+
+
+def _as_it_is(name: str) -> str:
+    return name
 
 
 HEAD_FAMILIES: dict[str, HeadFamily] = {
@@ -83,6 +93,16 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         gemma4_assistant_checkpoint.build,
         method=gemma4_assistant_config.Gemma4AssistantConfig.method,
     ),
+    "mtp": HeadFamily(
+        mtp_checkpoint.recognises,
+        _as_it_is,
+        mtp_config.read_config,
+        mtp_checkpoint.placements,
+        mtp_checkpoint.extras,
+        frozenset(),
+        mtp_checkpoint.build,
+        mtp_checkpoint.names,
+    ),
 }
 """By name, the most particular first."""
 
@@ -101,6 +121,11 @@ class DraftCheckpoint:
     placements: Mapping[str, Placement]
     extras: Extras
     family: HeadFamily
+
+    @property
+    def inside_target(self) -> bool:
+        """Whether the tensors of a target, which it has no use for, lie in the same files."""
+        return TARGET_MARK in self.tensors.stored and TARGET_MARK not in self.names.values()
 
     @property
     def missing(self) -> list[str]:
@@ -155,7 +180,7 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     directory = Path(directory)
     hf, tensors = read_json(directory / "config.json"), open_tensors(directory)
     methods = {name: family.method or name for name, family in HEAD_FAMILIES.items()}
-    named = {name: _names(family, tensors) for name, family in HEAD_FAMILIES.items()}
+    named = {name: _names(family, hf, tensors) for name, family in HEAD_FAMILIES.items()}
     kinds = [name for name, family in HEAD_FAMILIES.items() if family.recognises(hf, named[name])]
     fitting = [name for name in kinds if method in (None, methods[name])]
     known = ", ".join(dict.fromkeys(methods.values()))
@@ -170,7 +195,9 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     return DraftCheckpoint(directory, hf, config, tensors, names, placements, extras, family)
 
 
-def _names(family: HeadFamily, tensors: DraftTensors) -> dict[str, str]:
+def _names(family: HeadFamily, hf: Mapping[str, Any], tensors: DraftTensors) -> dict[str, str]:
+    if family.names is not None:
+        return family.names(hf, tensors.stored)
     named = ((family.rename(stored), stored) for stored in tensors.stored)
     return {name: stored for name, stored in named if name is not None}
 

@@ -56,3 +56,22 @@ class DraftHead(Protocol):
 
     def read_out(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of a forward's output, what `read_own` takes for the next token, [W, hidden], and the logits, [W, Vd]."""
+
+
+class ModularHead(DraftHead, Protocol):
+    """A head of one or several modules, each applied at a step of its own (DeepSeek-V3, section 2.2).
+
+    Module i's input at position j is what module i - 1 made there, the target's hidden state for the first, and token
+    j + 1 + i. All modules keep their keys and values at position j.
+    """
+
+    num_modules: int
+
+    def read_own(self, window: Window, hidden: torch.Tensor, cache: KvCache, module: int = 0) -> torch.Tensor:
+        """Runs one module: [W, hidden] to [W, hidden]."""
+
+    def feedback(self, hidden: torch.Tensor, module: int) -> torch.Tensor:
+        """Of a module's output, what the next module takes, [W, hidden]."""
+
+    def logits(self, hidden: torch.Tensor, module: int) -> torch.Tensor:
+        """The logits of what `feedback` gave, [W, V]."""

@@ -33,13 +33,7 @@ class HeadBuilder(WeightBuilder):
 
     def layers(self) -> tuple[LayerWeights, ...]:
         """The layers; a first layer without a norm before attention has None there."""
-        fields: list[dict[str, torch.Tensor | None]] = [
-            {"attention_norm": None} for _ in range(self._config.num_layers)
-        ]
-        for (layer, field), weight in self._weights.items():
-            if layer is not None:
-                fields[layer][field] = weight
-        return tuple(LayerWeights(**values) for values in fields)  # type: ignore[arg-type]
+        return tuple(LayerWeights(**{"attention_norm": None, **fields}) for fields in self.layer_fields())
 
 
 def own_or_shared(own: torch.Tensor | None, target: DecoderModel) -> torch.Tensor:

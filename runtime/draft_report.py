@@ -25,10 +25,10 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         numbering: how the checkpoint numbers the target's layers, in place of its format's way.
 
     Returns:
-        `checkpoint`, `method`, `format`, `num_speculative_tokens` (None where it does not say), `target_hidden_size`,
-        `hidden_states` (which of the target's it reads, for people), `vocabulary`, `parallel`, `missing` and
-        `unexpected` tensors, `problem` (of its tensors; None if there is none), `target`, and `mismatch` (None if
-        they fit, or if no target was named).
+        `checkpoint`, `method`, `format`, `inside_target` (whether a target lies in the same files),
+        `num_speculative_tokens` (None where it does not say), `target_hidden_size`, `hidden_states` (which of the
+        target's it reads, for people), `vocabulary`, `parallel`, `missing` and `unexpected` tensors, `problem` (of its
+        tensors; None if there is none), `target`, and `mismatch` (None if they fit, or if no target was named).
 
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
@@ -42,6 +42,7 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         "checkpoint": str(path),
         "method": config.method,
         "format": config.format,
+        "inside_target": checkpoint.inside_target,
         "num_speculative_tokens": config.depth or checkpoint_depth(config.method, checkpoint.hf),
         "target_hidden_size": config.target_hidden_size,
         "hidden_states": _hidden_states(checkpoint, against),

@@ -15,6 +15,7 @@ from ..model_zoo.draft_head import DraftHead
 from ..model_zoo.eagle3.config import Eagle3Config
 from ..model_zoo.medusa.config import MedusaConfig
 from ..model_zoo.medusa.model import MedusaModel
+from ..model_zoo.mtp.config import MtpConfig
 from .errors import ConfigError
 from .models import resolve_model
 from .progress import ProgressCallback
@@ -34,10 +35,14 @@ class HeadSource:
 
     @property
     def hf_config(self) -> Mapping[str, Any]:
-        """Its config.json, corrected where the weights say otherwise: Medusa's often counts other heads."""
+        """Its config.json, corrected where the weights say otherwise: Medusa's often counts other heads, and not all
+        tell how many prediction modules there are.
+        """
         config = self.checkpoint.config
         if isinstance(config, MedusaConfig):
             return {**self.checkpoint.hf, "medusa_num_heads": config.num_heads}
+        if isinstance(config, MtpConfig):
+            return {**self.checkpoint.hf, "n_predict": config.num_modules}
         return self.checkpoint.hf
 
 

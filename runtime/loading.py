@@ -22,6 +22,8 @@ from ..graphs import (
     select_executor,
 )
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
+from ..kernels.op_observer import ENABLED as OPS_OBSERVABLE
+from ..kernels.op_observer import observing_ops
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
@@ -243,7 +245,8 @@ def _check_executor(config: EngineConfig) -> None:
 
 def _executor(config: EngineConfig) -> Executor:
     _check_executor(config)
-    return choose_executor(config.executor, config.torch_device, cache_directory())
+    observe_ops = observing_ops if OPS_OBSERVABLE else None
+    return choose_executor(config.executor, config.torch_device, cache_directory(), observe_ops)
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:

@@ -31,6 +31,7 @@ def _layer(config: DecoderConfig, layer: int) -> LayerSizes:
     if moe is not None and config.has_mixture(layer):
         router = moe.num_experts * hidden
         matrices += 0 if moe.float32_router else router
+        matrices += hidden if moe.shared_gate else 0
         # The norms of the mixture beside a dense feed-forward, and the scale of every expert.
         vectors += 4 * hidden if moe.beside_dense else 0
         experts = {
@@ -56,7 +57,8 @@ def _heads(config: DecoderConfig, layer: int) -> LayerSizes:
     hidden, heads, queries = config.hidden_size, config.heads_of_layer(layer), config.num_heads
     owner = config.cached_layer(layer) == layer
     keys = heads.num_kv_heads * heads.head_dim
-    projected = queries * heads.head_dim + (keys * (1 if heads.keys_are_values else 2) if owner else 0)
+    projected = queries * heads.head_dim * (2 if config.output_gate else 1)
+    projected += keys * (1 if heads.keys_are_values else 2) if owner else 0
     vectors = (projected if config.qkv_bias else 0) + (hidden if config.output_bias else 0)
     vectors += (heads.head_dim * (2 if owner else 1)) if config.qk_norm else 0
     return LayerSizes(

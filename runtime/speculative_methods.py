@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from ..model_zoo.mtp.config import COUNT_KEYS
+
 MAX_SPECULATIVE_TOKENS = 128
 """The most drafts of one row in one round that a config may ask for."""
 
@@ -68,7 +70,7 @@ def modules_per_pass(config: Mapping[str, Any]) -> int | None:
         config: a checkpoint's config.json.
     """
     for source in (config, config.get("text_config") or {}):
-        for key in ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+        for key in COUNT_KEYS:
             value = source.get(key)
             if isinstance(value, int) and value > 0:
                 return value

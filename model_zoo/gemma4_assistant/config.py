@@ -13,6 +13,7 @@ from ..gemma4 import config as gemma4
 from ..safetensors_files import StoredTensor
 
 MODEL_TYPE = "gemma4_assistant"
+_TARGET = "gemma4_text"
 
 # What transformers' defaults are, which a config.json may leave out.
 _BACKBONE_SIZE, _CENTROIDS, _CHOSEN = 1536, 2048, 32
@@ -51,11 +52,6 @@ class Gemma4AssistantConfig(HeadConfig):
         Raises:
             CheckpointError: the target has none, or its heads are others.
         """
-        if target.mla is not None:
-            raise CheckpointError(
-                f"the {self.method} head reads keys and values, but {target.model_type!r} caches latents that they are "
-                "made from"
-            )
         sources = []
         for layer, kind in enumerate(self.layers.layer_types):
             source = target.last_cached_layer(kind)
@@ -79,8 +75,12 @@ class Gemma4AssistantConfig(HeadConfig):
         return tuple(sources)
 
     def check_target(self, target: DecoderConfig) -> None:
-        """Compares sizes, vocabularies and heads; see `HeadConfig.check_target`."""
+        """Compares sizes, vocabularies, families and heads; see `HeadConfig.check_target`."""
         super().check_target(target)
+        if target.model_type != _TARGET:
+            raise CheckpointError(
+                f"a Gemma 4 assistant drafts for models of type {_TARGET!r}, but this one's is {target.model_type!r}"
+            )
         self.source_layers(target)
 
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -23,7 +23,12 @@ from draftgraph.graphs.capture_guard import fake_cuda
 from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, compile_specialization, usage_of
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.decoder import DecoderModel, identity
+from draftgraph.model_zoo.draft_files import DraftTensors
+from draftgraph.model_zoo.draft_weights import HeadBuilder
+from draftgraph.model_zoo.mtp import checkpoint as mtp_checkpoint
+from draftgraph.model_zoo.mtp.config import MtpConfig
+from draftgraph.model_zoo.mtp.model import MtpModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
@@ -94,6 +99,10 @@ MIXTURES: dict[str, dict[str, object]] = {
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
     ),
+    # The kind of its layers that prediction modules have too.
+    "Qwen3-Next-80B-A3B": _config(
+        "qwen3_next", 16, 2, 256, 151936, hidden_size=2048, num_experts=512, full_attention_interval=1
+    ),
     "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
     "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
     "DeepSeek-V2-Lite": _config(
@@ -150,6 +159,8 @@ class Setting:
     """Suffix decoding in place of prompt lookup."""
     head: str = ""
     """A draft head in place of prompt lookup, one of `engine_heads.FAMILIES`."""
+    modules: int = 0
+    """So many prediction modules of the target's in place of prompt lookup."""
 
 
 def settings() -> Iterator[Setting]:
@@ -187,6 +198,9 @@ def settings() -> Iterator[Setting]:
         yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
     for dtype in DTYPES:
         yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
+        yield Setting("MiMo-7B", dtype, 4, "standard", modules=2, buckets=(1, 16))
+    for name, modules in (("DeepSeek-V3", 1), ("GLM-4.5-Air", 3), ("ERNIE-4.5-21B-A3B", 1)):
+        yield Setting(name, bf16, 3, "coupled", modules=modules, samples_drafts=True, buckets=(1, 16))
     heads = {"Llama-3.1-8B": ("eagle", "eagle3", "p-eagle", "medusa"), "Gemma-4-26B-A4B": ("assistant",)}
     for checkpoint, kinds in heads.items():
         for kind, samples in itertools.product(kinds, (False, True)):
@@ -199,10 +213,11 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     drafter = read_config(setting.drafter) if setting.drafter else None
     foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
-    looks_up = bool(depth) and drafter is None and not setting.suffix and not setting.head
-    method = "suffix" if setting.suffix else "ngram" if looks_up else "draft_model" if depth else "none"
+    looks_up = bool(depth) and drafter is None and not (setting.suffix or setting.head or setting.modules)
+    other = "mtp" if setting.modules else "draft_model" if depth else "none"
+    method = METHODS[setting.head] if setting.head else other
     speculative = SpeculativeConfig(
-        method=METHODS[setting.head] if setting.head else method,
+        method="suffix" if setting.suffix else "ngram" if looks_up else method,
         model=setting.drafter or ("some/head" if setting.head else None),
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,
@@ -235,6 +250,9 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         if setting.head:
             head, states = fake_head(setting.head, model, context)
             parts = SpeculatorParts(target=model, target_cache=cache, head=head, target_states=states)
+        if setting.modules:
+            modules = fake_modules(model, setting.modules, context)
+            parts = SpeculatorParts(head=modules, target_states=(config.num_layers,))
         speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)
@@ -273,6 +291,33 @@ def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) 
     for name, placement in placements.items():
         builder.add(name, torch.empty(placement.shape, dtype=dtype, device=device))
     return DecoderModel(config, builder.build())
+
+
+def fake_modules(target: DecoderModel, count: int, context: int) -> MtpModel:
+    """Prediction modules without data, with layers like the target's last."""
+    config = target.config
+    moe = config.moe and replace(config.moe, layers=tuple(range(count)))
+    layers = replace(config, num_layers=count, layer_types=config.layer_types[-1:] * count, moe=moe)
+    modules = MtpConfig(
+        format="",
+        depth=count,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        target_hidden_size=config.hidden_size,
+        layers=layers,
+        layout="deepseek",
+        numbers=tuple(range(count)),
+        final_norm=True,
+        own_embeddings=(False,) * count,
+        own_heads=(False,) * count,
+    )
+    placements = mtp_checkpoint.placements(modules)
+    builder = HeadBuilder(layers, placements, dtype=target.dtype, device=str(target.device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, dtype=target.dtype, device=target.device))
+    return mtp_checkpoint.build(
+        modules, builder, DraftTensors({}), {}, target, max_positions=context, compile_region=identity
+    )
 
 
 def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[Launch, Setting]]:

@@ -18,6 +18,7 @@ from draftgraph.model_zoo.eagle import model as eagle
 from draftgraph.model_zoo.eagle3 import model as eagle3
 from draftgraph.model_zoo.gemma4_assistant import model as assistant
 from draftgraph.model_zoo.medusa.model import MedusaHead, head_logits
+from draftgraph.model_zoo.mtp import model as mtp
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE, CONTEXT, WIDTH, KEPT, VOCAB = 64, 96, 4, 2, 16, 128, 8, 20, 50
 CONSTANTS = LayerConstants(
@@ -106,11 +107,31 @@ def assistant_step():
     return step, (ints(WIDTH), ints(WIDTH), table, hidden, norm, before, after, weights, *rest, constants)
 
 
-STEPS = {"eagle": eagle_step, "eagle3": eagle3_step, "assistant": assistant_step}
+def mtp_step():
+    constants = mtp.PairConstants(norm_eps=1e-6, unit_offset=False, zeroes_first=True, hidden_first=False)
+    weights, *rest = layer(HIDDEN)
+    weights = weights._replace(attention_norm=normal(HIDDEN))
+    return mtp.module_layer, (
+        ints(WIDTH) + 3,
+        ints(WIDTH),
+        ints(WIDTH),
+        normal(VOCAB, HIDDEN),
+        normal(KEPT, HIDDEN),
+        torch.arange(WIDTH, dtype=torch.int32),
+        normal(2, HIDDEN),
+        normal(HIDDEN, 2 * HIDDEN),
+        constants,
+        weights,
+        *rest,
+    )
+
+
+STEPS = {"eagle": eagle_step, "eagle3": eagle3_step, "mtp": mtp_step, "assistant": assistant_step}
 FUSED = (HEADS + 2 * KV_HEADS) * SIZE
 PRODUCTS = {
     "eagle": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
     "eagle3": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
+    "mtp": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
     # Queries alone, and the projection back.
     "assistant": [HIDDEN, HEADS * SIZE, HIDDEN, 2 * INTERMEDIATE, HIDDEN, 2 * HIDDEN],
 }
@@ -196,6 +217,14 @@ def test_a_whole_eagle3_layer_normalises_its_input_in_one_kernel():
     # The gather before the projection, eh_norm before attention, and then the layer as any other.
     assert kinds[:5] == ["fused", "linear", "fused", "linear", "fused"]
     assert kinds[5:] == ["window_attention", "linear", "fused", "linear", "fused", "linear", "fused"]
+
+
+def test_a_whole_module_joins_its_inputs_in_one_kernel():
+    function, arguments = mtp_step()
+    kinds = [op or "fused" for _, op in kernels_of(compiled(function, arguments))]
+    # eh_norm, the projection, and then the layer as any other.
+    assert kinds[:4] == ["fused", "linear", "fused", "linear"]
+    assert kinds[4:] == ["fused", "window_attention", "linear", "fused", "linear", "fused", "linear", "fused"]
 
 
 @pytest.mark.parametrize("zeroed", [False, True])

@@ -203,6 +203,33 @@ def test_pickles_of_anything_but_tensors_are_refused(tmp_path, capsys, content, 
     assert "this must not run" not in capsys.readouterr().out
 
 
+def test_heads_merged_with_their_model(target, tmp_path):
+    draft, base = medusa(VOCAB), load_file(target / "model.safetensors")
+    draft.tensors = {**base, **{f"medusa_head.{name}": tensor for name, tensor in draft.tensors.items()}}
+    draft.config = {**json.loads((target / "config.json").read_text()), "medusa_num_heads": 7}
+    draft.file = "model.safetensors"
+    with engine(target, draft, tmp_path) as made:
+        assert made._core._speculator.name == "medusa"
+    checkpoint = open_draft(tmp_path)
+    assert (checkpoint.config.method, checkpoint.missing, checkpoint.unexpected) == ("medusa", [], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"dflash_config": {"mask_token_id": 1}, "mask_token_id": 2}, 1),
+        ({"mask_token_id": 2, "dspark_noise_token_id": 3}, 2),
+        ({"dspark_noise_token_id": 3, "pard_token": 4}, 3),
+        ({"pard_token": 4}, 4),
+        ({}, 7),
+    ],
+)
+def test_the_mask_token_is_the_first_that_is_named(tmp_path, fields, token):
+    draft = eagle3(VOCAB, parallel=True)
+    assert draft.config["ptd_token_id"] == 7
+    assert open_draft(change(draft, **fields).save(tmp_path)).config.mask_token == token
+
+
 def test_fewer_heads_than_drafts(target, tmp_path):
     with pytest.raises(ConfigError, match=r"is 5, but .* has 4 Medusa heads: use at most 4"):
         engine(target, medusa(VOCAB, heads=4), tmp_path, depth=5)
@@ -290,6 +317,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
     assert {key: report[key] for key in report if key not in ("checkpoint", "target")} == {
         "method": "eagle3",
         "format": "EAGLE-3, speculators",
+        "inside_target": False,
         "num_speculative_tokens": 3,
         "target_hidden_size": HIDDEN,
         "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
@@ -330,7 +358,7 @@ def test_inspect_tells_what_is_wrong(target, tmp_path):
     [
         ((), "name one thing to inspect"),
         (("x", "--vocab", "a", "b"), "name one thing to inspect"),
-        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle"),
+        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle, mtp"),
         (("/nowhere",), "there is no model '/nowhere'"),
         (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
     ],

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import draft_heads
 import pytest
 import torch
 import toy_language as toy
@@ -257,8 +258,11 @@ def test_what_the_configuration_asks_for_must_be_there(world):
         Engine.from_pretrained(world.path / "target", spec, dtype="float32", compile=False)
 
 
-def test_a_target_of_another_kind_is_refused(world, tiny_model_path):
+def test_a_target_of_another_kind_is_refused(world, tiny_model_path, tmp_path):
     spec = {"method": "gemma4_mtp", "model": str(world.path / "tied"), "num_speculative_tokens": 2}
+    draft_heads.build_target(tmp_path, build_tokenizer())
+    with pytest.raises(CheckpointError, match="for models of type 'gemma4_text', but this one's is 'llama'"):
+        Engine.from_pretrained(tmp_path, spec, dtype="float32", compile=False)
     with pytest.raises(CheckpointError, match="hidden size of 32, but this one's is 48"):
         Engine.from_pretrained(tiny_model_path, spec, dtype="float32", compile=False)
 
