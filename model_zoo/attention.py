@@ -27,8 +27,8 @@ def head_attention(
     gates = None
     if constants.output_gate:
         queries = constants.num_heads * key_cache.shape[3]
-        gates = torch.sigmoid(projected[:, -queries:])
-        projected = projected[:, :-queries].contiguous()
+        projected, gates = projected.split([projected.shape[1] - queries, queries], dim=1)
+        projected, gates = projected.clone(memory_format=torch.contiguous_format), torch.sigmoid(gates)
     make_query = _write_and_turn if constants.writes_cache else _turn
     query = make_query(projected, weights, key_cache, value_cache, cos, sin, window, constants)
     attended = window_attention(
