@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from engine_heads import METHODS, fake_head
 
 from draftgraph.graphs import DecodeState, StateShape, exact_widths, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import fake_cuda
@@ -156,6 +157,8 @@ class Setting:
     samples_drafts: bool = False
     suffix: bool = False
     """Suffix decoding in place of prompt lookup."""
+    head: str = ""
+    """A draft head in place of prompt lookup, one of `engine_heads.FAMILIES`."""
     modules: int = 0
     """So many prediction modules of the target's in place of prompt lookup."""
 
@@ -198,6 +201,10 @@ def settings() -> Iterator[Setting]:
         yield Setting("MiMo-7B", dtype, 4, "standard", modules=2, buckets=(1, 16))
     for name, modules in (("DeepSeek-V3", 1), ("GLM-4.5-Air", 3), ("ERNIE-4.5-21B-A3B", 1)):
         yield Setting(name, bf16, 3, "coupled", modules=modules, samples_drafts=True, buckets=(1, 16))
+    heads = {"Llama-3.1-8B": ("eagle", "eagle3", "p-eagle", "medusa"), "Gemma-4-26B-A4B": ("assistant",)}
+    for checkpoint, kinds in heads.items():
+        for kind, samples in itertools.product(kinds, (False, True)):
+            yield Setting(checkpoint, bf16, 5, "standard", head=kind, samples_drafts=samples, buckets=(1, 4))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
@@ -206,11 +213,12 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     drafter = read_config(setting.drafter) if setting.drafter else None
     foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
-    looks_up = bool(depth) and drafter is None and not setting.suffix and not setting.modules
+    looks_up = bool(depth) and drafter is None and not (setting.suffix or setting.head or setting.modules)
     other = "mtp" if setting.modules else "draft_model" if depth else "none"
+    method = METHODS[setting.head] if setting.head else other
     speculative = SpeculativeConfig(
-        method="suffix" if setting.suffix else "ngram" if looks_up else other,
-        model=setting.drafter or None,
+        method="suffix" if setting.suffix else "ngram" if looks_up else method,
+        model=setting.drafter or ("some/head" if setting.head else None),
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
@@ -238,6 +246,10 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         if drafter is not None:
             mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
             parts = SpeculatorParts(draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
+        cache = model.allocate_cache(shape.slots + 1, context)
+        if setting.head:
+            head, states = fake_head(setting.head, model, context)
+            parts = SpeculatorParts(target=model, target_cache=cache, head=head, target_states=states)
         if setting.modules:
             modules = fake_modules(model, setting.modules, context)
             parts = SpeculatorParts(head=modules, target_states=(config.num_layers,))
@@ -246,7 +258,6 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
             speculator.allocate(state)
         policy = create_policy(speculative)
         policy.allocate(state)
-        cache = model.allocate_cache(shape.slots + 1, context)
         builder = RoundBuilder(model, cache, state, speculator, policy)
         entries = (*state.tokens.shape, MAX_LOGPROBS + 1)
         buffers = LogprobBuffers(
