@@ -16,8 +16,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from engine_heads import fake_head, fake_modules
 from engine_settings import CHECKPOINTS, DRAFTER, Setting, sampled_settings, settings
-from fake_heads import fake_head
 
 from draftgraph.graphs import DecodeState, StateShape, exact_widths, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import fake_cuda
@@ -78,9 +78,12 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         if drafter is not None:
             mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
             parts = replace(parts, draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
-        if speculative.traits.reads_target:
-            head = fake_head(speculative, model, draft_vocab=min(32000, config.vocab_size), max_positions=context)
-            parts = replace(parts, head=head, target_states=head.config.states_of(config))
+        if setting.head:
+            head, states = fake_head(setting.head, model, context)
+            parts = replace(parts, head=head, target_states=states)
+        if setting.modules:
+            modules = fake_modules(model, setting.modules, context)
+            parts = replace(parts, head=modules, target_states=(config.num_layers,))
         speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from engine_heads import METHODS as HEAD_METHODS
 
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
 
@@ -68,6 +70,10 @@ MIXTURES: dict[str, dict[str, object]] = {
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
     ),
+    # The kind of its layers that prediction modules have too.
+    "Qwen3-Next-80B-A3B": _config(
+        "qwen3_next", 16, 2, 256, 151936, hidden_size=2048, num_experts=512, full_attention_interval=1
+    ),
     "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
     "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
     "DeepSeek-V2-Lite": _config(
@@ -122,6 +128,10 @@ class Setting:
     """Of the speculative config."""
     drafter: str = ""
     """For draft_model the checkpoint that drafts; through a mapping if its vocabulary is another."""
+    head: str = ""
+    """A draft head, one of `engine_heads.FAMILIES`."""
+    modules: int = 0
+    """So many prediction modules of the target's."""
 
 
 def settings() -> Iterator[Setting]:
@@ -190,25 +200,42 @@ def _target_drafts() -> Iterator[Setting]:
     """Methods that read the target's hidden states, or run its layers."""
     small, bf16 = "SmolLM2-135M", torch.bfloat16
     samples = (("draft_sample_method", "probabilistic"),)
-    for name, method in itertools.product(("Llama-3.1-8B", "Gemma-3-4B"), ("eagle", "eagle3", "medusa")):
-        yield Setting(name, bf16, 5, "standard", method=method, buckets=(1, 16))
-    for method, dtype in itertools.product(("eagle", "eagle3", "medusa"), DTYPES):
-        yield Setting(small, dtype, 3, "coupled", method=method, buckets=(1, 4))
-    for method, rule in itertools.product(("eagle", "eagle3", "medusa"), ("standard", "block", "coupled")):
-        yield Setting(small, bf16, 4, rule, method=method, options=samples, buckets=(1,))
-    parallel = (("parallel_drafting", True),)
-    yield Setting("Llama-3.1-8B", bf16, 5, "coupled", method="eagle3", options=parallel, buckets=(1, 16))
-    yield Setting(small, torch.float32, 8, "standard", method="eagle3", options=parallel + samples, buckets=(1, 2))
-    yield Setting("Llama-3.1-8B", bf16, 15, "coupled", method="eagle3", buckets=(1, 2))
-    yield Setting("Llama-3.1-8B", bf16, 8, "coupled", method=("ngram", "eagle3"), buckets=(1, 16))
-    half = (("exit_layer", 1),)
+    kinds = ("eagle", "eagle3", "p-eagle", "medusa")
+    for kind, options in itertools.product(kinds, ((), samples)):
+        yield _with_head("Llama-3.1-8B", bf16, 5, "standard", kind, options=options, buckets=(1, 4))
+    for options in ((), samples):
+        yield _with_head("Gemma-4-26B-A4B", bf16, 5, "standard", "assistant", options=options, buckets=(1, 4))
+    for kind, dtype in itertools.product(kinds, DTYPES):
+        yield _with_head(small, dtype, 3, "coupled", kind, buckets=(1, 16))
+    for kind in kinds:
+        yield _with_head(small, bf16, 4, "block", kind, options=samples, buckets=(1,))
+    yield _with_head("Llama-3.1-8B", bf16, 15, "coupled", "eagle3", buckets=(1, 2))
+    yield _with_head("Llama-3.1-8B", bf16, 8, "coupled", "eagle3", method=("ngram", "eagle3"), buckets=(1, 16))
+    for dtype in DTYPES:
+        yield Setting("MiMo-7B", dtype, 4, "standard", method="mtp", modules=2, buckets=(1, 16))
+    for name, modules in (("DeepSeek-V3", 1), ("GLM-4.5-Air", 3), ("ERNIE-4.5-21B-A3B", 1)):
+        yield Setting(name, bf16, 3, "coupled", method="mtp", modules=modules, options=samples, buckets=(1, 16))
+    early = (("exit_layer", 1),)
     for name, dtype in itertools.product((small, "Llama-3.1-8B"), DTYPES):
-        yield Setting(name, dtype, 4, "coupled", method="layerskip", options=half, buckets=(1, 16))
-    yield Setting("Gemma-3-4B", bf16, 4, "coupled", method="layerskip", options=half, buckets=(1, 16))
+        yield Setting(name, dtype, 4, "coupled", method="layerskip", options=early, buckets=(1, 16))
+    yield Setting("Gemma-3-4B", bf16, 4, "coupled", method="layerskip", options=early, buckets=(1, 16))
     for rule in ("standard", "block"):
-        yield Setting(small, bf16, 4, rule, method="layerskip", options=half + samples, buckets=(1, 2))
-    yield Setting("Llama-3.1-8B", bf16, 4, "coupled", method="layerskip", options=half, exact=True, buckets=(2,))
-    yield Setting(small, bf16, 6, "coupled", method=("suffix", "layerskip"), options=half, buckets=(1, 4))
+        yield Setting(small, bf16, 4, rule, method="layerskip", options=early + samples, buckets=(1, 2))
+    yield Setting("Llama-3.1-8B", bf16, 4, "coupled", method="layerskip", options=early, exact=True, buckets=(2,))
+    yield Setting(small, bf16, 6, "coupled", method=("suffix", "layerskip"), options=early, buckets=(1, 4))
+
+
+def _with_head(
+    checkpoint: str,
+    dtype: torch.dtype,
+    drafts: int,
+    rule: str,
+    kind: str,
+    *,
+    method: str | tuple[str, ...] = "",
+    **more: Any,
+) -> Setting:
+    return Setting(checkpoint, dtype, drafts, rule, method=method or HEAD_METHODS[kind], head=kind, **more)
 
 
 def sampled_settings(amd: bool) -> Iterator[Setting]:
@@ -220,7 +247,11 @@ def sampled_settings(amd: bool) -> Iterator[Setting]:
     for setting in settings():
         if setting.dtype != torch.bfloat16 or (amd and setting.checkpoint != "SmolLM2-135M"):
             continue
-        new = {setting.method, *(() if amd else (setting.checkpoint, (setting.method, setting.rule)))} - seen
+        new = {
+            setting.method,
+            setting.head,
+            *(() if amd else (setting.checkpoint, (setting.method, setting.rule))),
+        } - seen
         if new:
             seen |= new
             yield setting
