@@ -19,6 +19,8 @@ from .eagle import config as eagle_config
 from .eagle3 import checkpoint as eagle3_checkpoint
 from .eagle3 import config as eagle3_config
 from .errors import CheckpointError
+from .gemma4_assistant import checkpoint as gemma4_assistant_checkpoint
+from .gemma4_assistant import config as gemma4_assistant_config
 from .medusa import checkpoint as medusa_checkpoint
 from .medusa import config as medusa_config
 from .mtp import checkpoint as mtp_checkpoint
@@ -45,6 +47,8 @@ class HeadFamily(NamedTuple):
     names: Callable[[Mapping[str, Any], Collection[str]], dict[str, str]] | None = None
     """In place of `rename`, for tensors that lie among those of a target: the names in the files by those that the
     shared loader knows, of config.json and all names in the files."""
+    method: str | None = None
+    """Of the speculative config, where it is not the family's name."""
 
 
 def _as_it_is(name: str) -> str:
@@ -79,6 +83,16 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         frozenset(),
         eagle_checkpoint.build,
     ),
+    "gemma4_assistant": HeadFamily(
+        gemma4_assistant_checkpoint.recognises,
+        gemma4_assistant_checkpoint.rename,
+        gemma4_assistant_config.read_config,
+        gemma4_assistant_checkpoint.placements,
+        gemma4_assistant_checkpoint.extras,
+        frozenset(),
+        gemma4_assistant_checkpoint.build,
+        method=gemma4_assistant_config.Gemma4AssistantConfig.method,
+    ),
     "mtp": HeadFamily(
         mtp_checkpoint.recognises,
         _as_it_is,
@@ -90,7 +104,7 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         mtp_checkpoint.names,
     ),
 }
-"""By method, the most particular first."""
+"""By name, the most particular first."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,7 @@ class DraftCheckpoint:
     """Names in the files, by the names that the placements use."""
     placements: Mapping[str, Placement]
     extras: Extras
+    family: HeadFamily
 
     @property
     def inside_target(self) -> bool:
@@ -115,8 +130,7 @@ class DraftCheckpoint:
     @property
     def missing(self) -> list[str]:
         """Tensors that it should have and has not, by the names that the placements use."""
-        optional = HEAD_FAMILIES[self.config.method].optional
-        wanted = [*self.placements, *(name for name in self.extras if name not in optional)]
+        wanted = [*self.placements, *(name for name in self.extras if name not in self.family.optional)]
         return [name for name in wanted if name not in self.names]
 
     @property
@@ -165,19 +179,20 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     """
     directory = Path(directory)
     hf, tensors = read_json(directory / "config.json"), open_tensors(directory)
+    methods = {name: family.method or name for name, family in HEAD_FAMILIES.items()}
     named = {name: _names(family, hf, tensors) for name, family in HEAD_FAMILIES.items()}
     kinds = [name for name, family in HEAD_FAMILIES.items() if family.recognises(hf, named[name])]
-    if method is not None and method not in kinds:
-        what = f"looks like one of method {kinds[0]!r}" if kinds else f"is none that {', '.join(HEAD_FAMILIES)} know"
+    fitting = [name for name in kinds if method in (None, methods[name])]
+    known = ", ".join(dict.fromkeys(methods.values()))
+    if method is not None and not fitting:
+        what = f"looks like one of method {methods[kinds[0]]!r}" if kinds else f"is none that {known} know"
         raise CheckpointError(f"{directory} holds no draft head of method {method!r}: it {what}")
-    if not kinds:
-        raise CheckpointError(
-            f"{directory} holds no draft head of a known layout; known methods: {', '.join(HEAD_FAMILIES)}"
-        )
-    kind = method or kinds[0]
-    family, names = HEAD_FAMILIES[kind], named[kind]
+    if not fitting:
+        raise CheckpointError(f"{directory} holds no draft head of a known layout; known methods: {known}")
+    family, names = HEAD_FAMILIES[fitting[0]], named[fitting[0]]
     config = family.read_config(hf, {name: tensors.stored[stored] for name, stored in names.items()}, numbering)
-    return DraftCheckpoint(directory, hf, config, tensors, names, family.placements(config), family.extras(config))
+    placements, extras = family.placements(config), family.extras(config)
+    return DraftCheckpoint(directory, hf, config, tensors, names, placements, extras, family)
 
 
 def _names(family: HeadFamily, hf: Mapping[str, Any], tensors: DraftTensors) -> dict[str, str]:
@@ -212,7 +227,7 @@ def load_head(
     """
     checkpoint.check()
     checkpoint.config.check_target(target.config)
-    family, config = HEAD_FAMILIES[checkpoint.config.method], checkpoint.config
+    family, config = checkpoint.family, checkpoint.config
     layers = getattr(config, "layers", target.config)
     builder = HeadBuilder(layers, checkpoint.placements, dtype=target.dtype, device=str(target.device))
     by_file = {checkpoint.names[name]: name for name in checkpoint.placements}

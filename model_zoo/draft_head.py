@@ -15,7 +15,8 @@ from .draft_config import HeadConfig
 class DraftHead(Protocol):
     """A head with a KV cache of its own: EAGLE's, and multi-token prediction modules.
 
-    Position j of its cache holds what it made of the target's hidden state at j and token j + 1.
+    Position j of its cache holds what it made of the target's hidden state at j and token j + 1. A head whose config
+    says `reads_target_cache` has none, and every `cache` below is the target's, which it only reads.
     """
 
     config: HeadConfig

@@ -42,3 +42,15 @@ def own_or_shared(own: torch.Tensor | None, target: DecoderModel) -> torch.Tenso
     if own is None or (own.shape == shared.shape and torch.equal(own, shared)):
         return shared
     return own
+
+
+def own_or_shared_head(own: torch.Tensor | None, target: DecoderModel) -> torch.Tensor | None:
+    """The head's projection to the vocabulary, packed; the target's where it has an equal one, None where none."""
+    shared = target.weights.head
+    if own is not None and own.shape == shared.shape and torch.equal(_plain(own), _plain(shared)):
+        return shared
+    return own
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_dense() if weight.is_mkldnn else weight

@@ -110,8 +110,17 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
         return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
     if isinstance(head, MtpModel) and head.num_modules > 1:
         return MultiModuleSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
-    kind = AutoRegressiveSpeculator if head.mask_state is None else ParallelSpeculator
-    return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
+    if head.mask_state is not None:
+        return ParallelSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    borrows = head.config.reads_target_cache
+    return AutoRegressiveSpeculator(
+        depth,
+        head,
+        target_states=parts.target_states,
+        stream=_stream(config),
+        target_cache=parts.target_cache if borrows else None,
+        advance_draft_positions=not borrows,
+    )
 
 
 def _stream(config: SpeculativeConfig) -> int | None:

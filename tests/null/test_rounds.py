@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from draftgraph.model_zoo.eagle.config import EagleConfig
 from draftgraph.model_zoo.eagle.model import EagleModel
 from draftgraph.model_zoo.eagle3.config import Eagle3Config
 from draftgraph.model_zoo.eagle3.model import Eagle3Model, Eagle3Weights
+from draftgraph.model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
+from draftgraph.model_zoo.gemma4_assistant.model import Gemma4AssistantModel, Gemma4AssistantWeights
 from draftgraph.model_zoo.medusa.config import MedusaConfig
 from draftgraph.model_zoo.medusa.model import MedusaHead, MedusaModel
 from draftgraph.model_zoo.mtp import checkpoint as mtp_checkpoint
@@ -29,7 +32,12 @@ from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
-from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
+from draftgraph.runtime.speculative_config import (
+    DRAFT_SAMPLE_METHODS,
+    METHODS,
+    REJECTION_SAMPLE_METHODS,
+    SpeculativeConfig,
+)
 from draftgraph.runtime.speculators import BaseSpeculator, SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
@@ -132,6 +140,47 @@ def fake_target(device: torch.device, name: str) -> DecoderModel:
     return DecoderModel(config, builder.build())
 
 
+def fake_assistant(target: DecoderModel, common: dict[str, Any]) -> Gemma4AssistantModel:
+    """A head of queries alone, with a layer for each of the target's types and an ordered vocabulary, with no data."""
+    heads = {"num_kv_heads": target.config.num_kv_heads, "head_dim": target.config.head_dim}
+    config = _target(
+        model_type="gemma4_text",
+        **heads,
+        full_heads=target.config.full_heads,
+        layer_types=target.config.layer_types,
+        sliding_window=target.config.sliding_window,
+        qk_norm=True,
+        post_norms=True,
+        num_shared_layers=2,
+        layer_scale=True,
+    )
+    placements = {
+        name: placement
+        for name, placement in decoder_placements(config, FAMILIES["gemma4_text"].layer_norms).items()
+        if name.startswith("model.layers.")
+    }
+    builder = HeadBuilder(config, placements, dtype=torch.bfloat16, device=str(target.device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, device=target.device))
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=target.device)
+
+    weights = Gemma4AssistantWeights(
+        before=empty(32, 64),
+        layers=builder.layers(),
+        final_norm=empty(32),
+        after=empty(32, 32),
+        head=empty(50, 32),
+        centroids=empty(10, 32),
+        ordering=empty(10, 5, dtype=torch.int64),
+    )
+    assistant = Gemma4AssistantConfig(
+        **common, draft_vocab_size=50, layers=config, own_head=False, centroids=10, chosen_centroids=3
+    )
+    return Gemma4AssistantModel(assistant, target, weights, max_positions=CONTEXT)
+
+
 def fake_modules(target: DecoderModel, count: int, layout: str = "deepseek") -> MtpModel:
     """Prediction modules with no data, with layers like the target's last."""
     config = target.config
@@ -164,16 +213,17 @@ def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | Medu
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=target.device)
 
-    if "mtp" in spec.methods:
-        return fake_modules(target, 1)
     ids = torch.zeros(20, dtype=torch.int32, device=target.device)
     common: dict[str, Any] = {"format": "", "depth": None, "vocab_size": 50, "target_hidden_size": 32}
+    if "mtp" in spec.methods:
+        return fake_modules(target, 1) if spec.model is None else fake_assistant(target, common)
     if "medusa" in spec.methods:
         medusa = MedusaConfig(**common, draft_vocab_size=20, num_heads=5, num_layers=1, bias=True, mapped=True)
         heads = MedusaHead((empty(32, 32),), (empty(32),), empty(20, 32))
         return MedusaModel(medusa, (heads,) * 5, target_ids=ids)
-    layers = target.weights.layers
-    config = target.config
+    # Heads have dense layers, whatever the target has.
+    source = target if target.config == TARGETS["dense"] else fake_target(target.device, "dense")
+    layers, config = source.weights.layers, source.config
     if "eagle" in spec.methods:
         own = {"fc_bias": True, "own_embedding": False, "own_head": False}
         eagle = EagleConfig(**common, draft_vocab_size=50, layers=config, **own)
@@ -292,6 +342,7 @@ def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
     found.append((("ngram", "custom", "layerskip", "draft_model"), everything))
     found.append((("ngram", "eagle3"), {"model": "some/draft"}))
     found.append((("ngram", "mtp"), {}))
+    found += [("mtp", {"model": "some/draft", "draft_sample_method": s}) for s in DRAFT_SAMPLE_METHODS]
     return found
 
 
@@ -336,8 +387,17 @@ def test_every_step_of_every_program_is_capture_safe(method, options, rule):
         assert state.tokens.device.type == "cuda"
 
 
-@pytest.mark.parametrize("options", [{"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}], ids=str)
-@pytest.mark.parametrize("name", [name for name in TARGETS if name != "dense"])
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        *itertools.product(
+            ({"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}, {"method": "eagle", "model": "some/draft"}),
+            ("shared caches", "latent"),
+        ),
+        ({"method": "mtp", "model": "some/draft"}, "shared caches"),
+    ],
+    ids=str,
+)
 def test_the_steps_of_other_targets_are_capture_safe(name, options):
     spec = SpeculativeConfig(**options, num_speculative_tokens=5)
     with fake_cuda() as device:
