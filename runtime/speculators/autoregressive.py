@@ -1,4 +1,4 @@
-"""Draft heads that read the target's hidden states: EAGLE's, and multi-token prediction modules."""
+"""Drafters that read the target's hidden states and keep a KV; EAGLE's heads, and multi-token prediction modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...model_zoo.decoder import KvCache
-from ...model_zoo.draft_head import DraftHead
+from ...model_zoo.draft_head import DraftHead, StateReader
 from ...profiling.floor import RoundShape, StepCost, forward_cost
 from ..model_sizes import model_sizes
 from .base import BaseSpeculator
@@ -17,14 +17,11 @@ from .drafting import DraftChooser, part_of, step_window, window_width
 from .target_states import TargetStates, side_by_side
 
 
-class HeadSpeculator(BaseSpeculator):
-    """Keeps a draft head's KV and the target's hidden states for it.
+class StateSpeculator(BaseSpeculator):
+    """Keeps a drafter's KV and the target's hidden states for it.
 
-    The KV at position j is made from the target's hidden state there and the token after it, so it is known one token
-    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it.
+    What the drafter makes of its own output is never kept: the next round overwrites it.
     """
-
-    lookahead = 1
 
     _cache: KvCache
     _kept: TargetStates
@@ -32,7 +29,7 @@ class HeadSpeculator(BaseSpeculator):
     def __init__(
         self,
         num_speculative_tokens: int,
-        head: DraftHead,
+        head: StateReader,
         *,
         target_states: tuple[int, ...],
         stream: int | None = None,
@@ -47,9 +44,9 @@ class HeadSpeculator(BaseSpeculator):
         """
         super().__init__(num_speculative_tokens)
         self.target_states = target_states
-        # The pairs of a round's window are read by the next one's `propose`.
-        self.unseen = num_speculative_tokens
-        self._head = head
+        # The states of a round's window are read by the next one's `propose`.
+        self.unseen = num_speculative_tokens + 1
+        self._head: StateReader = head
         self._chooser = DraftChooser(stream, subset=head.target_ids)
 
     @property
@@ -81,23 +78,17 @@ class HeadSpeculator(BaseSpeculator):
             dtype=dtype,
             head=False,
         )
-        return layers + _product_cost(self._head.config.matrix_elements(of_target=of_target), rows * tokens, dtype)
+        return layers + product_cost(self._head.config.matrix_elements(of_target=of_target), rows * tokens, dtype)
 
     def _head_cost(self, shape: RoundShape, drafts: int) -> StepCost:
         """The logits of so many drafts per row at once."""
         config, dtype, width = self._head.config, self._head.dtype, shape.rows * drafts
-        product = _product_cost(config.draft_vocab_size * self._head.layers.hidden_size, width, dtype)
+        product = product_cost(config.draft_vocab_size * self._head.layers.hidden_size, width, dtype)
         return product + StepCost(bytes_written=width * config.draft_vocab_size * dtype.itemsize)
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the hidden states of the windows."""
         self._kept.keep(state, window, states)
-
-    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
-        """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
-        values = side_by_side(states)
-        self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
-        self._kept.keep_last(window, values)
 
     def admit(self, slot: int) -> None:
         """Forgets the slot's last request."""
@@ -109,9 +100,38 @@ class HeadSpeculator(BaseSpeculator):
         self._kept.clear(slot)
 
 
-def _product_cost(elements: int, width: float, dtype: torch.dtype) -> StepCost:
+def product_cost(elements: int, width: float, dtype: torch.dtype) -> StepCost:
     """Matrices of so many elements, applied to `width` tokens."""
     return StepCost(bytes_read=elements * dtype.itemsize, operations=2 * elements * width, dtype=dtype)
+
+
+class HeadSpeculator(StateSpeculator):
+    """Keeps the KV of a head that reads the target's hidden state at j and token j + 1, at j.
+
+    So it is known one token later than the target's.
+    """
+
+    lookahead = 1
+
+    _head: DraftHead
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        head: DraftHead,
+        *,
+        target_states: tuple[int, ...],
+        stream: int | None = None,
+    ) -> None:
+        """See `StateSpeculator`."""
+        super().__init__(num_speculative_tokens, head, target_states=target_states, stream=stream)
+        self.unseen = num_speculative_tokens
+
+    def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
+        """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
+        values = side_by_side(states)
+        self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
+        self._kept.keep_last(window, values)
 
 
 class AutoRegressiveSpeculator(HeadSpeculator):

@@ -11,9 +11,10 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,11 @@ from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, com
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel
+from draftgraph.model_zoo.dflash.config import DFlashConfig
+from draftgraph.model_zoo.dflash.model import ContextWeights, DFlashModel, DFlashWeights
+from draftgraph.model_zoo.draft_config import AuxLayers
+from draftgraph.model_zoo.dspark.config import DSparkConfig
+from draftgraph.model_zoo.dspark.model import ConfidenceWeights, DSparkModel, MarkovWeights
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
@@ -147,6 +153,8 @@ class Setting:
     samples_drafts: bool = False
     suffix: bool = False
     """Suffix decoding in place of prompt lookup."""
+    block: str = ""
+    """A method that drafts blocks, dflash or dspark, in place of prompt lookup."""
 
 
 def settings() -> Iterator[Setting]:
@@ -184,6 +192,10 @@ def settings() -> Iterator[Setting]:
         yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
     for dtype in DTYPES:
         yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
+    for name, block, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
+        yield Setting(name, bf16, drafts, "coupled", block=block, buckets=(1, 16))
+    for dtype, block in itertools.product(DTYPES, ("dflash", "dspark")):
+        yield Setting("Qwen3-0.6B", dtype, 5, "standard", block=block, samples_drafts=True, buckets=(1, 4))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
@@ -192,10 +204,11 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     drafter = read_config(setting.drafter) if setting.drafter else None
     foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
-    looks_up = bool(depth) and drafter is None and not setting.suffix
+    looks_up = bool(depth) and drafter is None and not setting.suffix and not setting.block
+    other = setting.block or ("draft_model" if depth else "none")
     speculative = SpeculativeConfig(
-        method="suffix" if setting.suffix else "ngram" if looks_up else "draft_model" if depth else "none",
-        model=setting.drafter or None,
+        method="suffix" if setting.suffix else "ngram" if looks_up else other,
+        model=setting.drafter or setting.block or None,
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
@@ -223,6 +236,9 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         if drafter is not None:
             mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
             parts = SpeculatorParts(draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
+        if setting.block:
+            head = fake_block_drafter(setting, model)
+            parts = SpeculatorParts(head=head, target_states=head.config.states_of(config))
         speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)
@@ -253,6 +269,67 @@ def fake_mapping(target: int, draft: int, device: torch.device) -> VocabMapping:
     draft_ids = torch.empty(target, dtype=torch.int32, device=device)
     target_ids = torch.empty(draft, dtype=torch.int32, device=device)
     return VocabMapping(draft_ids, target_ids, torch.empty(draft, dtype=torch.bool, device=device))
+
+
+def fake_block_drafter(setting: Setting, target: DecoderModel) -> DFlashModel:
+    """A drafter of blocks without data: two layers like the target's, of which the second slides and is causal."""
+    rope = target.config.rope[0][1]
+    kinds = ("full_attention", "sliding_attention")
+    layers = replace(
+        target.config,
+        num_layers=2,
+        layer_types=kinds,
+        rope=tuple((kind, rope) for kind in kinds),
+        sliding_window=512,
+        tie_word_embeddings=True,
+    )
+    made, hidden, vocab, states = fake_model(layers, setting.dtype, target.device), layers.hidden_size, 32000, 5
+
+    def empty(*shape: int, dtype: torch.dtype = setting.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=target.device)
+
+    fields: dict[str, Any] = {
+        "format": "",
+        "depth": None,
+        "vocab_size": layers.vocab_size,
+        "draft_vocab_size": vocab,
+        "target_hidden_size": hidden,
+        "layers": layers,
+        "aux": AuxLayers(stored=(0,) * states, numbering="hidden_states", source="", count=states),
+        "block_size": 16,
+        "from_anchor": setting.block == "dspark",
+        "causal": (False, True),
+        "mask_token": 3,
+        "num_target_layers": None,
+        "fc_bias": False,
+        "own_mask": False,
+        "own_embedding": True,
+        "own_head": True,
+    }
+    keys = (2, 1, layers.head_dim)
+    config = DFlashConfig(**fields)
+    context = ContextWeights(
+        empty(hidden, states * hidden), None, empty(hidden), empty(config.context_size, hidden), None, empty(*keys)
+    )
+    weights = DFlashWeights(
+        empty(layers.vocab_size, hidden), made.weights.layers, empty(hidden), empty(vocab, hidden), context
+    )
+    more: dict[str, Any] = {
+        "target_ids": torch.empty(vocab, dtype=torch.int32, device=target.device),
+        "max_positions": target.max_positions,
+    }
+    if setting.block == "dflash":
+        return DFlashModel(config, target, weights, **more)
+    rank, single = 256, torch.float32
+    heads = {"markov_head": "vanilla", "markov_rank": rank, "markov_bias": False, "confidence_bias": True}
+    return DSparkModel(
+        DSparkConfig(**fields, **heads, has_confidence=True, confidence_with_markov=True),
+        target,
+        weights,
+        markov=MarkovWeights(empty(layers.vocab_size, rank), empty(vocab, rank)),
+        confidence=ConfidenceWeights(empty(hidden + rank, dtype=single), empty(1, dtype=single)),
+        **more,
+    )
 
 
 def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
