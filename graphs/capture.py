@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from .driver.protocol import Graph, GraphDriver, NodeKind
 from .parking import parked
 from .program import Program, Step
 from .state import DecodeState
+from .step_trace import StepTrace
 
 Progress = Callable[[str], None]
 """Called with the name of what is done next."""
@@ -46,6 +48,9 @@ class CapturedStep:
 
 class StepCapture(Protocol):
     """Makes graphs of steps."""
+
+    trace: StepTrace | None
+    """Where what is captured marks how far it came; None marks nothing."""
 
     def warm_up(self, name: str, steps: Sequence[Step], state: DecodeState) -> int:
         """Runs the steps until nothing is left to compile; returns the bytes that a run allocates at most.
@@ -97,6 +102,11 @@ class StepLibrary:
         # By identity: two steps may have equal names, and functions compare by identity anyway. The step is kept
         # with its graph, so that its id is not given to another.
         self._graphs: dict[int, tuple[Step, CapturedStep]] = {}
+
+    @property
+    def trace(self) -> StepTrace | None:
+        """The marks that the graphs leave, if they do."""
+        return self._capture.trace
 
     @property
     def report(self) -> CaptureReport:
@@ -154,16 +164,18 @@ class TorchCapture:
     device. The guard does not run here: it sees ops one by one, which compiled regions no longer are.
     """
 
-    def __init__(self, driver: GraphDriver, device: torch.device) -> None:
+    def __init__(self, driver: GraphDriver, device: torch.device, trace: StepTrace | None = None) -> None:
         """Makes the stream and the pool.
 
         Args:
             driver: of the graphs.
             device: a CUDA device.
+            trace: where graphs mark how far they came.
         """
         self._driver, self._device = driver, device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self.trace = trace
 
     def warm_up(self, name: str, steps: Sequence[Step], state: DecodeState) -> int:
         """Runs the steps twice on the side stream, whose workspaces the capture then finds made."""
@@ -173,7 +185,7 @@ class TorchCapture:
                 for _ in range(_WARM_UPS):
                     torch.cuda.reset_peak_memory_stats(self._device)
                     before = torch.cuda.memory_allocated(self._device)
-                    _run(steps, state)
+                    run_steps(name, steps, state)
             self._stream.synchronize()  # so that what fails on the device is known to have failed in this step
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         except Exception as error:
@@ -192,7 +204,7 @@ class TorchCapture:
                 # Other threads may use the device meanwhile: only this one is held to what a capture allows.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    _run(steps, state)
+                    run_steps(name, steps, state, self.trace)
                 finally:
                     graph.capture_end()
             kinds = self._driver.node_kinds(graph)
@@ -208,9 +220,11 @@ class TorchCapture:
         )
 
 
-def _run(steps: Iterable[Step], state: DecodeState) -> None:
-    for step in steps:
-        step.fn(state)
+def run_steps(name: str, steps: Iterable[Step], state: DecodeState, trace: StepTrace | None = None) -> None:
+    """Runs steps in a row, which leave their marks in `trace` under `name`."""
+    with nullcontext() if trace is None else trace.step(name):
+        for step in steps:
+            step.fn(state)
 
 
 def capture_error(name: str, error: BaseException, what: str) -> CaptureError:

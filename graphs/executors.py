@@ -17,6 +17,7 @@ from .loop_executor import LoopExecutor
 from .probe import probe
 from .program import Program
 from .round_executor import RoundExecutor
+from .step_trace import ObserveOps, StepTrace
 
 logger = logging.getLogger("draftgraph.graphs")
 
@@ -101,20 +102,26 @@ def select_executor(
     return status, ()
 
 
-def choose_executor(name: str, device: torch.device | str, cache_directory: Path | None = None) -> Executor:
+def choose_executor(
+    name: str,
+    device: torch.device | str,
+    cache_directory: Path | None = None,
+    observe_ops: ObserveOps | None = None,
+) -> Executor:
     """Creates what `select_executor` selects, and logs what was taken and why in one line."""
     taken, passed_over = select_executor(name, device, cache_directory)
     others = " | ".join(f"{status.name}: {status.reason}" for status in passed_over)
     logger.info("executor: %s (%s)%s", taken.name, taken.reason, f"; passed over {others}" if others else "")
-    return create_executor(taken.name, torch.device(device))
+    return create_executor(taken.name, torch.device(device), observe_ops)
 
 
-def create_executor(name: str, device: torch.device) -> Executor:
-    """Creates an executor without asking whether it works here."""
+def create_executor(name: str, device: torch.device, observe_ops: ObserveOps | None = None) -> Executor:
+    """Creates an executor without asking whether it works here; with `observe_ops` its graphs trace their ops."""
     if name == "host":
         return HostExecutor()
     from .driver.cuda import CudaDriver  # needs cuda-bindings, which a machine without a GPU may lack
 
     driver = CudaDriver()
     made = {"round": RoundExecutor, "loop": LoopExecutor}[name]
-    return made(driver, TorchCapture(driver, device), TorchStream(device))
+    trace = None if observe_ops is None else StepTrace(device, observe_ops)
+    return made(driver, TorchCapture(driver, device, trace), TorchStream(device))

@@ -113,13 +113,13 @@ class GraphExecutor(ABC):
             self.driver.launch(executable, self.stream.raw)
             return self.stream.record()
         except Exception as error:
-            raise _failed(program, error) from error
+            raise self._failed(program, error) from error
 
     def _passed(self, program: Program, event: DeviceEvent) -> bool:
         try:
             return event.query()
         except GraphError as error:
-            raise _failed(program, error) from error
+            raise self._failed(program, error) from error
 
     def _wait(self, program: Program, event: DeviceEvent) -> None:
         """Waits for an event without a synchronise, which would keep the processor and, in torch, other threads."""
@@ -127,12 +127,15 @@ class GraphExecutor(ABC):
         while not self._passed(program, event):
             backoff.pause()
 
-
-def _failed(program: Program, error: BaseException) -> GraphError:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return GraphError(
-        f"program {program.name!r} failed in a graph: {text}; executor='host' runs it step by step, to tell which fails"
-    )
+    def _failed(self, program: Program, error: BaseException) -> GraphError:
+        text = " ".join(str(error).split()) or type(error).__name__
+        trace = self._steps.trace
+        if trace is None:
+            return GraphError(
+                f"program {program.name!r} failed in a graph: {text}; with DRAFTGRAPH_TRACE_OPS=1 in the environment "
+                "the next failure names its step and op; executor='host' runs one step at a time"
+            )
+        return GraphError(f"program {program.name!r} failed in a graph {trace.last()}: {text}")
 
 
 def straight_steps(node: ProgramNode) -> tuple[Step, ...] | None:

@@ -34,8 +34,8 @@ def advance_draft_reference(
 
     A live row has room for `limit - length - 1` drafts: one more could not be emitted. Where it has room for draft
     `step`, that is `chosen`, and -1 (no proposal) where the logits failed or the target has no such token. Where it has
-    room for another, `chosen` is the next window: one token at position `length + shift`. All other rows get the window
-    of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
+    room for another, `chosen` is the next window: one token at position `length + shift`, or 0 if that is negative. All
+    other rows get the window of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
 
     Args:
         chosen: int32 [N], N at least B, in the drafter's ids; row b's is at b.
@@ -49,7 +49,8 @@ def advance_draft_reference(
             the same vocabulary.
         step: which draft of the row, 0 to K - 1.
         shift: where the drafter keeps draft `step`, counted from `length`: `step` for a language model, `step - 1` for
-            a head that pairs a hidden state with the token after it. `length + shift` must not be negative.
+            a head that pairs a hidden state with the token after it, -2 for one whose drafts all stand where its last
+            pair did.
         draft_tokens: int32 [R1, K], column `step` is written, in the target's ids.
         confidence: float32 [R1, K], column `step` is written; 0 where there is no draft.
         draft_count: int32 [R1], written: the row's drafts so far, at most its room; 0 for finished rows.
@@ -71,7 +72,7 @@ def advance_draft_reference(
     draft_count[slots] = room.clamp_max(step + 1)
 
     goes_on = room > step + 1
-    position = torch.where(goes_on, length[slots] + shift, 0)
+    position = torch.where(goes_on, (length[slots] + shift).clamp_min(0), 0)
     slot = torch.where(goes_on, slot_of_row, reserved_slot)
     row = torch.arange(num_rows, dtype=torch.int32, device=chosen.device)
     for output, content, padding in (
@@ -125,7 +126,7 @@ def _advance_draft_cpu(
         count_of[slot] = min(room, step + 1)
         goes_on = room > step + 1
         tokens.append(token if goes_on else 0)
-        positions.append(row_length + shift if goes_on else 0)
+        positions.append(max(row_length + shift, 0) if goes_on else 0)
         owners.append(slot if goes_on else reserved_slot)
     padding = window_tokens.shape[0] - len(slots)
     window_tokens.numpy()[:] = tokens + [0] * padding
@@ -181,7 +182,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     tl.store(draft_count + slot, tl.minimum(room, step + 1), mask=inside)
 
     goes_on = room > step + 1
-    position = tl.where(goes_on, row_length + shift, 0)
+    position = tl.where(goes_on, tl.maximum(row_length + shift, 0), 0)
     owner = tl.where(goes_on, slot, reserved_slot)
     written = row < width
     tl.store(window_tokens + row, tl.where(goes_on, token, 0), mask=written)

@@ -23,6 +23,8 @@ from ..graphs import (
 )
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
 from ..kernels.attention_backends import check_backend
+from ..kernels.op_observer import ENABLED as OPS_OBSERVABLE
+from ..kernels.op_observer import observing_ops
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
@@ -104,7 +106,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, progress)
+    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, path, progress)
     hf_config = json.loads((path / "config.json").read_text())
     drafter = draft or head
     speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
@@ -255,7 +257,8 @@ def _check_executor(config: EngineConfig) -> None:
 
 def _executor(config: EngineConfig) -> Executor:
     _check_executor(config)
-    return choose_executor(config.executor, config.torch_device, cache_directory())
+    observe_ops = observing_ops if OPS_OBSERVABLE else None
+    return choose_executor(config.executor, config.torch_device, cache_directory(), observe_ops)
 
 
 def _widths(config: EngineConfig, num_drafts: int) -> dict[int, tuple[int, ...]]:

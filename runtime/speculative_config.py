@@ -404,7 +404,7 @@ def _checked_methods(given: object) -> str | tuple[str, ...]:
     if several and idle:
         drafting = ", ".join(name for name, method in METHODS.items() if method.drafts)
         raise ConfigError(f"method {idle[0]!r} drafts nothing, so it has no place in a list, got {given!r}: {drafting}")
-    sources = [name for name in found if METHODS[name].needs_model]
+    sources = [name for name in found if METHODS[name].has_weights]
     if len(sources) > 1:
         raise ConfigError(
             f"method names {' and '.join(map(repr, sources))}, which each need a model; accepted: one such"

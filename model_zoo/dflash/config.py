@@ -152,7 +152,9 @@ def block_fields(
     from_anchor = bool(fields.get("sample_from_anchor", default=from_anchor))
     if fields.get("shift_label", default=False) and not from_anchor:
         raise UnsupportedModelError("shift_label true without sample_from_anchor; supported: false")
-    inner = hf["transformer_layer_config"] if published else hf
+    inner = hf.get("transformer_layer_config") if published else hf
+    if not isinstance(inner, Mapping):
+        raise CheckpointError(f"transformer_layer_config of the draft head must describe its layers, got {inner!r}")
     layers = _sliding(layers_config(inner, tensors), fields)
     _require_uniform(layers)
     draft_vocab = fields.get("draft_vocab_size", default=layers.vocab_size)

@@ -12,8 +12,8 @@ from ...kernels.window import Window
 from ...model_zoo.dflash.config import MOST_QUERIES
 from ...model_zoo.dflash.model import DFlashModel
 from ...profiling.floor import RoundShape, StepCost
-from .autoregressive import StateSpeculator
 from .drafting import empty_window, part_of, window_width
+from .state_reader import StateSpeculator
 from .target_states import side_by_side
 
 

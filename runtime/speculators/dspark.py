@@ -10,9 +10,9 @@ from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...model_zoo.dspark.model import DSparkModel
 from ...profiling.floor import RoundShape, StepCost
-from .autoregressive import product_cost
 from .dflash import DFlashSpeculator
 from .drafting import part_of, window_width
+from .state_reader import product_cost
 
 
 class DSparkSpeculator(DFlashSpeculator):

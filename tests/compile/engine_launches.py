@@ -14,21 +14,21 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
+from engine_heads import METHODS, fake_head
 
 from draftgraph.graphs import DecodeState, StateShape, exact_widths, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import fake_cuda
 from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, compile_specialization, usage_of
 from draftgraph.kernels.launch_recorder import Launch, Specialization, record_launches
 from draftgraph.model_zoo.config import DecoderConfig
-from draftgraph.model_zoo.decoder import DecoderModel
-from draftgraph.model_zoo.dflash.config import DFlashConfig
-from draftgraph.model_zoo.dflash.model import ContextWeights, DFlashModel, DFlashWeights
-from draftgraph.model_zoo.draft_config import AuxLayers
-from draftgraph.model_zoo.dspark.config import DSparkConfig
-from draftgraph.model_zoo.dspark.model import ConfidenceWeights, DSparkModel, MarkovWeights
+from draftgraph.model_zoo.decoder import DecoderModel, identity
+from draftgraph.model_zoo.draft_files import DraftTensors
+from draftgraph.model_zoo.draft_weights import HeadBuilder
+from draftgraph.model_zoo.mtp import checkpoint as mtp_checkpoint
+from draftgraph.model_zoo.mtp.config import MtpConfig
+from draftgraph.model_zoo.mtp.model import MtpModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
 from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
@@ -99,6 +99,10 @@ MIXTURES: dict[str, dict[str, object]] = {
     "Qwen3-30B-A3B": _config(
         "qwen3_moe", 32, 4, 128, 151936, hidden_size=2048, num_experts=128, moe_intermediate_size=768, **_EXPERTS
     ),
+    # The kind of its layers that prediction modules have too.
+    "Qwen3-Next-80B-A3B": _config(
+        "qwen3_next", 16, 2, 256, 151936, hidden_size=2048, num_experts=512, full_attention_interval=1
+    ),
     "GLM-4.5-Air": _config("glm4_moe", 96, 8, 128, 151552, hidden_size=4096, **_EXPERTS),
     "ERNIE-4.5-21B-A3B": _config("ernie4_5_moe", 20, 4, 128, 103424, hidden_size=2560, moe_layer_start_index=0),
     "DeepSeek-V2-Lite": _config(
@@ -153,8 +157,10 @@ class Setting:
     samples_drafts: bool = False
     suffix: bool = False
     """Suffix decoding in place of prompt lookup."""
-    block: str = ""
-    """A method that drafts blocks, dflash or dspark, in place of prompt lookup."""
+    head: str = ""
+    """A draft head in place of prompt lookup, one of `engine_heads.FAMILIES`."""
+    modules: int = 0
+    """So many prediction modules of the target's in place of prompt lookup."""
 
 
 def settings() -> Iterator[Setting]:
@@ -192,10 +198,17 @@ def settings() -> Iterator[Setting]:
         yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
     for dtype in DTYPES:
         yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
-    for name, block, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
-        yield Setting(name, bf16, drafts, "coupled", block=block, buckets=(1, 16))
-    for dtype, block in itertools.product(DTYPES, ("dflash", "dspark")):
-        yield Setting("Qwen3-0.6B", dtype, 5, "standard", block=block, samples_drafts=True, buckets=(1, 4))
+        yield Setting("MiMo-7B", dtype, 4, "standard", modules=2, buckets=(1, 16))
+    for name, modules in (("DeepSeek-V3", 1), ("GLM-4.5-Air", 3), ("ERNIE-4.5-21B-A3B", 1)):
+        yield Setting(name, bf16, 3, "coupled", modules=modules, samples_drafts=True, buckets=(1, 16))
+    heads = {"Llama-3.1-8B": ("eagle", "eagle3", "p-eagle", "medusa"), "Gemma-4-26B-A4B": ("assistant",)}
+    for checkpoint, kinds in heads.items():
+        for kind, samples in itertools.product(kinds, (False, True)):
+            yield Setting(checkpoint, bf16, 5, "standard", head=kind, samples_drafts=samples, buckets=(1, 4))
+    for name, kind, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
+        yield Setting(name, bf16, drafts, "coupled", head=kind, buckets=(1, 16))
+    for dtype, kind in itertools.product(DTYPES, ("dflash", "dspark")):
+        yield Setting("Qwen3-0.6B", dtype, 5, "standard", head=kind, samples_drafts=True, buckets=(1, 4))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
@@ -204,11 +217,12 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
     drafter = read_config(setting.drafter) if setting.drafter else None
     foreign = drafter is not None and drafter.vocab_size != config.vocab_size
     depth = setting.drafts
-    looks_up = bool(depth) and drafter is None and not setting.suffix and not setting.block
-    other = setting.block or ("draft_model" if depth else "none")
+    looks_up = bool(depth) and drafter is None and not (setting.suffix or setting.head or setting.modules)
+    other = "mtp" if setting.modules else "draft_model" if depth else "none"
+    method = METHODS[setting.head] if setting.head else other
     speculative = SpeculativeConfig(
-        method="suffix" if setting.suffix else "ngram" if looks_up else other,
-        model=setting.drafter or setting.block or None,
+        method="suffix" if setting.suffix else "ngram" if looks_up else method,
+        model=setting.drafter or ("some/head" if setting.head else None),
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
@@ -236,15 +250,18 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         if drafter is not None:
             mapping = fake_mapping(config.vocab_size, drafter.vocab_size, device) if foreign else None
             parts = SpeculatorParts(draft=fake_model(drafter, setting.dtype, device), mapping=mapping)
-        if setting.block:
-            head = fake_block_drafter(setting, model)
-            parts = SpeculatorParts(head=head, target_states=head.config.states_of(config))
+        cache = model.allocate_cache(shape.slots + 1, context)
+        if setting.head:
+            head, states = fake_head(setting.head, model, context)
+            parts = SpeculatorParts(target=model, target_cache=cache, head=head, target_states=states)
+        if setting.modules:
+            modules = fake_modules(model, setting.modules, context)
+            parts = SpeculatorParts(head=modules, target_states=(config.num_layers,))
         speculator = create_speculator(speculative, parts)
         if speculator is not None:
             speculator.allocate(state)
         policy = create_policy(speculative)
         policy.allocate(state)
-        cache = model.allocate_cache(shape.slots + 1, context)
         builder = RoundBuilder(model, cache, state, speculator, policy)
         entries = (*state.tokens.shape, MAX_LOGPROBS + 1)
         buffers = LogprobBuffers(
@@ -271,67 +288,6 @@ def fake_mapping(target: int, draft: int, device: torch.device) -> VocabMapping:
     return VocabMapping(draft_ids, target_ids, torch.empty(draft, dtype=torch.bool, device=device))
 
 
-def fake_block_drafter(setting: Setting, target: DecoderModel) -> DFlashModel:
-    """A drafter of blocks without data: two layers like the target's, of which the second slides and is causal."""
-    rope = target.config.rope[0][1]
-    kinds = ("full_attention", "sliding_attention")
-    layers = replace(
-        target.config,
-        num_layers=2,
-        layer_types=kinds,
-        rope=tuple((kind, rope) for kind in kinds),
-        sliding_window=512,
-        tie_word_embeddings=True,
-    )
-    made, hidden, vocab, states = fake_model(layers, setting.dtype, target.device), layers.hidden_size, 32000, 5
-
-    def empty(*shape: int, dtype: torch.dtype = setting.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=target.device)
-
-    fields: dict[str, Any] = {
-        "format": "",
-        "depth": None,
-        "vocab_size": layers.vocab_size,
-        "draft_vocab_size": vocab,
-        "target_hidden_size": hidden,
-        "layers": layers,
-        "aux": AuxLayers(stored=(0,) * states, numbering="hidden_states", source="", count=states),
-        "block_size": 16,
-        "from_anchor": setting.block == "dspark",
-        "causal": (False, True),
-        "mask_token": 3,
-        "num_target_layers": None,
-        "fc_bias": False,
-        "own_mask": False,
-        "own_embedding": True,
-        "own_head": True,
-    }
-    keys = (2, 1, layers.head_dim)
-    config = DFlashConfig(**fields)
-    context = ContextWeights(
-        empty(hidden, states * hidden), None, empty(hidden), empty(config.context_size, hidden), None, empty(*keys)
-    )
-    weights = DFlashWeights(
-        empty(layers.vocab_size, hidden), made.weights.layers, empty(hidden), empty(vocab, hidden), context
-    )
-    more: dict[str, Any] = {
-        "target_ids": torch.empty(vocab, dtype=torch.int32, device=target.device),
-        "max_positions": target.max_positions,
-    }
-    if setting.block == "dflash":
-        return DFlashModel(config, target, weights, **more)
-    rank, single = 256, torch.float32
-    heads = {"markov_head": "vanilla", "markov_rank": rank, "markov_bias": False, "confidence_bias": True}
-    return DSparkModel(
-        DSparkConfig(**fields, **heads, has_confidence=True, confidence_with_markov=True),
-        target,
-        weights,
-        markov=MarkovWeights(empty(layers.vocab_size, rank), empty(vocab, rank)),
-        confidence=ConfidenceWeights(empty(hidden + rank, dtype=single), empty(1, dtype=single)),
-        **more,
-    )
-
-
 def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
     """A decoder without data that has every tensor that the config asks for."""
     placements = decoder_placements(config, family_of({"model_type": config.model_type}).layer_norms)
@@ -339,6 +295,33 @@ def fake_model(config: DecoderConfig, dtype: torch.dtype, device: torch.device) 
     for name, placement in placements.items():
         builder.add(name, torch.empty(placement.shape, dtype=dtype, device=device))
     return DecoderModel(config, builder.build())
+
+
+def fake_modules(target: DecoderModel, count: int, context: int) -> MtpModel:
+    """Prediction modules without data, with layers like the target's last."""
+    config = target.config
+    moe = config.moe and replace(config.moe, layers=tuple(range(count)))
+    layers = replace(config, num_layers=count, layer_types=config.layer_types[-1:] * count, moe=moe)
+    modules = MtpConfig(
+        format="",
+        depth=count,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        target_hidden_size=config.hidden_size,
+        layers=layers,
+        layout="deepseek",
+        numbers=tuple(range(count)),
+        final_norm=True,
+        own_embeddings=(False,) * count,
+        own_heads=(False,) * count,
+    )
+    placements = mtp_checkpoint.placements(modules)
+    builder = HeadBuilder(layers, placements, dtype=target.dtype, device=str(target.device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, dtype=target.dtype, device=target.device))
+    return mtp_checkpoint.build(
+        modules, builder, DraftTensors({}), {}, target, max_positions=context, compile_region=identity
+    )
 
 
 def engine_specializations(*, amd: bool = False) -> dict[Specialization, tuple[Launch, Setting]]:

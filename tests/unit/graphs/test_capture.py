@@ -26,6 +26,8 @@ def state() -> DecodeState:
 class SizedCapture:
     """Notes what is warmed up and captured; a step's size is the number in its name."""
 
+    trace = None
+
     def __init__(self) -> None:
         self.calls: list[str] = []
 

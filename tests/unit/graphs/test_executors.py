@@ -31,7 +31,7 @@ def test_on_a_cuda_device_the_probe_decides_and_what_was_passed_over_is_said(mon
     made = object()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(executors, "probe", lambda *args, **options: asked.append((args, options)) or FOUND)
-    monkeypatch.setattr(executors, "create_executor", lambda name, device: (made, name, device))
+    monkeypatch.setattr(executors, "create_executor", lambda name, device, observe_ops: (made, name, device))
     with caplog.at_level(logging.INFO, logger="draftgraph.graphs"):
         assert choose_executor("auto", "cuda", tmp_path) == (made, "round", torch.device("cuda"))
     (record,) = caplog.records

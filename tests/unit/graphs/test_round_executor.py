@@ -220,7 +220,10 @@ def test_a_failure_on_the_device_names_the_program_and_ends_the_wait(name, worke
     world = World(6, switch=True)
     executor.prepare(world.program)
     world.broken = True
-    with pytest.raises(GraphError, match=r"program 'loop' failed in a graph: .*illegal memory access.*executor='host'"):
+    with pytest.raises(
+        GraphError,
+        match=r"program 'loop' failed in a graph: .*illegal memory access.*DRAFTGRAPH_TRACE_OPS=1.*executor='host'",
+    ):
         for _ in executor.rounds(world.program):
             pass
     if worker:

@@ -95,10 +95,10 @@ class WorkerExecutor:
     """An executor on such a device, with what stream order does there: the host's own operations on tensors, which
     here run at once, come after what was launched before them."""
 
-    def __init__(self, name: str, **options) -> None:
+    def __init__(self, name: str, *, trace=None, **options) -> None:
         self.driver, self.stream = WorkerDriver(**options), WorkerStream()
         made = {"round": RoundExecutor, "loop": LoopExecutor}[name]
-        self.inner = made(self.driver, RecordingCapture(self.driver), self.stream)
+        self.inner = made(self.driver, RecordingCapture(self.driver, trace), self.stream)
         self.name = name
 
     @property

@@ -48,9 +48,10 @@ def dflash(
     norms: bool = True,
     nested: bool = True,
     sharpness: float = 3.0,
+    swa: int = 0,
     options: dict[str, Any] | None = None,
 ) -> Draft:
-    """A DFlash drafter of either layout; `sliding`: the first layer slides over so many positions."""
+    """A DFlash drafter of either layout; `sliding`: the first layer slides over so many positions; `swa`: all do."""
     make = Maker(seed)
     ids = ids or [1, 3, 5]
     states = tuple(ids) if speculators else tuple(i + 1 for i in ids)
@@ -99,13 +100,15 @@ def dflash(
             part["causal"] = causal
         if from_anchor is not None:
             part["sample_from_anchor"] = from_anchor
+        if swa:
+            part |= {"use_swa": True, "swa_window_size": swa}
         part |= {**(options or {}), **({"draft_vocab_size": draft_vocab} if draft_vocab else {})}
         config = {**inner, "architectures": ["DFlashDraftModel"], "block_size": block, "num_target_layers": LAYERS}
         config |= {"dflash_config": part} if nested else part
     every = bool(causal)
     causal_layers = [every or (speculators and bool(sliding) and not non_causal and i == 0) for i in range(layers)]
     extra: dict[str, Any] = {
-        "windows": [sliding if i == 0 else 0 for i in range(layers)],
+        "windows": [swa or (sliding if i == 0 else 0) for i in range(layers)],
         "causal": causal_layers,
         "from_anchor": bool(from_anchor),
     }

@@ -19,6 +19,7 @@ HEADS = {
     "dflash, causal, sliding, mask embedding, no norms": lambda vocab: dflash(
         vocab, causal=True, sliding=9, mask_embedding=True, norms=False, nested=False
     ),
+    "dflash, use_swa": lambda vocab: dflash(vocab, swa=8, block=5),
     "dflash, sliding both ways": lambda vocab: dflash(vocab, sliding=24, ids=[-1, 4], layers=3),
     "dflash, speculators, reduced vocabulary": lambda vocab: dflash(
         vocab, speculators=True, draft_vocab=60, own=True, sliding=10, ids=[2, 6]
@@ -110,8 +111,8 @@ def test_the_drafter_has_an_attention_backend_of_its_own(lab, name):
         with lab.engine(lab.spec(name, 4, **RATES, attention_backend=backend)) as engine:
             texts.append([r.token_ids for r in engine.generate(lab.prompts[:3], params)])
             target, drafter = engine._target.model, engine._core._speculator._drafter
-            assert target._attention_backend is None
-            assert drafter._decoder._attention_backend == {"TORCH_SDPA": "sdpa"}.get(backend, backend)
+            assert target._constants[0].attention_backend is None
+            assert drafter._decoder._constants[0].attention_backend == {"TORCH_SDPA": "sdpa"}.get(backend, backend)
     assert texts[0] == texts[1] == texts[2]
 
 

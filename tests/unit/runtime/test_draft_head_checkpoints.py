@@ -60,6 +60,17 @@ def with_mask(draft: Draft, embedding: torch.Tensor) -> Draft:
     return draft
 
 
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     "vocabulary": (lambda: eagle(VOCAB + 5), rf"vocabulary of {VOCAB + 5}, but this one's is {VOCAB}"),
     "hidden size": (
@@ -148,6 +159,10 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
         lambda: change(dflash(VOCAB), block_size=1),
         "block_size is 1, in which the dflash head",
     ),
+    "no layers": (
+        lambda: change(dflash(VOCAB, speculators=True), transformer_layer_config=None),
+        "transformer_layer_config of the draft head must describe its layers, got None",
+    ),
     "no block size": (lambda: change(dflash(VOCAB), block_size=None), "must give block_size as an integer, got None"),
     "hidden sizes": (
         lambda: change(dflash(VOCAB, speculators=True, own=True), target_hidden_size=48),
@@ -204,6 +219,21 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(target, tmp_path, 
     [
         (lambda: change(eagle(VOCAB), model_type="rwkv"), "model type 'rwkv'; supported:"),
         (lambda: change(eagle(VOCAB), layer_types=["linear_attention"]), "layer types .'linear_attention'.; supported"),
+        (
+            lambda: change(eagle(VOCAB), model_type="deepseek_v3", **EXPERTS),
+            r"draft heads with layers of 'deepseek_v3' \(latent attention, mixtures of experts\); supported: dense",
+        ),
+        (
+            lambda: change(
+                eagle3(VOCAB),
+                model_type="qwen3_moe",
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=8,
+                decoder_sparse_step=1,
+            ),
+            "draft heads with layers of 'qwen3_moe'",
+        ),
         (lambda: change(eagle3(VOCAB, speculators=True), speculators_model_type="eagle"), "'eagle'; supported: eagle3"),
         (
             lambda: change(eagle3(VOCAB), eagle_config={"use_aux_hidden_state": False}),
@@ -249,6 +279,33 @@ def test_pickles_of_anything_but_tensors_are_refused(tmp_path, capsys, content, 
     assert "this must not run" not in capsys.readouterr().out
 
 
+def test_heads_merged_with_their_model(target, tmp_path):
+    draft, base = medusa(VOCAB), load_file(target / "model.safetensors")
+    draft.tensors = {**base, **{f"medusa_head.{name}": tensor for name, tensor in draft.tensors.items()}}
+    draft.config = {**json.loads((target / "config.json").read_text()), "medusa_num_heads": 7}
+    draft.file = "model.safetensors"
+    with engine(target, draft, tmp_path) as made:
+        assert made._core._speculator.name == "medusa"
+    checkpoint = open_draft(tmp_path)
+    assert (checkpoint.config.method, checkpoint.missing, checkpoint.unexpected) == ("medusa", [], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"dflash_config": {"mask_token_id": 1}, "mask_token_id": 2}, 1),
+        ({"mask_token_id": 2, "dspark_noise_token_id": 3}, 2),
+        ({"dspark_noise_token_id": 3, "pard_token": 4}, 3),
+        ({"pard_token": 4}, 4),
+        ({}, 7),
+    ],
+)
+def test_the_mask_token_is_the_first_that_is_named(tmp_path, fields, token):
+    draft = eagle3(VOCAB, parallel=True)
+    assert draft.config["ptd_token_id"] == 7
+    assert open_draft(change(draft, **fields).save(tmp_path)).config.mask_token == token
+
+
 def test_fewer_heads_than_drafts(target, tmp_path):
     with pytest.raises(ConfigError, match=r"is 5, but .* has 4 Medusa heads: use at most 4"):
         engine(target, medusa(VOCAB, heads=4), tmp_path, depth=5)
@@ -275,6 +332,16 @@ def test_fewer_drafts_than_a_block_was_trained_for_are_warned_of(target, tmp_pat
         assert "was trained to draft" not in caplog.text
     with engine(target, dflash(VOCAB), tmp_path / "a", depth=2):
         assert "was trained to draft 5 tokens at once, which all see each other, and is asked for 2" in caplog.text
+
+
+def test_layers_that_a_drafter_of_blocks_does_not_name(tmp_path):
+    """Evenly spaced, as in the published configurations that do name them."""
+    draft = dflash(VOCAB, layers=5, ids=[1, 9, 17, 25, 33])
+    del draft.config["dflash_config"]["target_layer_ids"]
+    draft.config["num_target_layers"] = 36
+    config = open_draft(draft.save(tmp_path)).config
+    assert config.aux.stored == (1, 9, 17, 25, 33)
+    assert config.aux.source == "the default"
 
 
 def test_options_of_drafters_of_blocks(target, tmp_path):
@@ -331,6 +398,17 @@ def test_the_embedding_is_shared_unless_it_differs(target, tmp_path):
             assert (head._embedding is made._target.model.weights.embedding) is shared
 
 
+@pytest.mark.parametrize("make", [eagle, eagle3])
+def test_the_head_is_shared_unless_it_differs(target, tmp_path, make):
+    weight = load_file(target / "model.safetensors")["lm_head.weight"]
+    for name, own, shared in (("same", weight, True), ("other", weight + 1.0, False)):
+        draft = with_tensor(make(VOCAB), "lm_head.weight", own)
+        with engine(target, draft, tmp_path / name) as made:
+            head = made._core._speculator._head
+            found = head._head if make is eagle else head._weights.head
+            assert (found is made._target.model.weights.head) is shared
+
+
 def test_d2t_holds_offsets():
     d2t, marked = torch.tensor([2, 2, 5]), torch.zeros(10, dtype=torch.bool)
     marked[[2, 3, 7]] = True
@@ -355,6 +433,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
     assert {key: report[key] for key in report if key not in ("checkpoint", "target")} == {
         "method": "eagle3",
         "format": "EAGLE-3, speculators",
+        "inside_target": False,
         "num_speculative_tokens": 3,
         "target_hidden_size": HIDDEN,
         "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
@@ -420,7 +499,10 @@ def test_inspect_tells_what_is_wrong(target, tmp_path):
     [
         ((), "name one thing to inspect"),
         (("x", "--vocab", "a", "b"), "name one thing to inspect"),
-        (("{target}",), "holds no draft head of a known layout; known methods: medusa, dspark, dflash, eagle3, eagle"),
+        (
+            ("{target}",),
+            "holds no draft head of a known layout; known methods: medusa, dspark, dflash, eagle3, eagle, mtp",
+        ),
         (("/nowhere",), "there is no model '/nowhere'"),
         (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
     ],
