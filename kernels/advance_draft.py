@@ -137,7 +137,7 @@ def _advance_draft_cpu(
     window_slot_of_row.numpy()[:] = owners
 
 
-@jit
+@jit(unspecialized=["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"])
 def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     chosen,
     chosen_confidence,
@@ -160,12 +160,12 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     step,
     shift,
-    NUM_ROWS: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_rows,
+    num_drafts,
     BLOCK: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK)
-    inside = row < NUM_ROWS
+    inside = row < num_rows
     slot = tl.load(slot_of_row + row, mask=inside, other=0)
     live = inside & (tl.load(finished + slot, mask=inside, other=1).to(tl.int32) == 0)
     row_length = tl.load(length + slot, mask=inside, other=0)
@@ -175,7 +175,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     drafted = token if target_ids is None else tl.load(target_ids + token, mask=inside, other=-1)
     proposes = (room > step) & good & (drafted >= 0)
     # Rows that share a slot, the padding ones, are finished and all write the same.
-    place = slot.to(tl.int64) * NUM_DRAFTS + step
+    place = slot.to(tl.int64) * num_drafts + step
     sure = tl.load(chosen_confidence + row, mask=inside, other=0.0)
     tl.store(draft_tokens + place, tl.where(proposes, drafted, -1), mask=inside)
     tl.store(confidence + place, tl.where(proposes, sure, 0.0), mask=inside)
@@ -266,15 +266,20 @@ def advance_draft_triton(
         slots - 1,
         step,
         shift,
-        NUM_ROWS=rows,
-        NUM_DRAFTS=num_drafts,
-        BLOCK=next_power_of_2(width),
+        num_rows=rows,
+        num_drafts=num_drafts,
+        BLOCK=_block(width),
         num_warps=1,
     )
 
 
+def _block(width: int) -> int:
+    """The same for all buckets."""
+    return max(16, next_power_of_2(width))
+
+
 def kernel_specs() -> list[KernelSpec]:
-    """The smallest bucket and the largest, and the largest with another vocabulary."""
+    """One kernel for all buckets, and one for another vocabulary; the first at two shapes."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows", "base", "window_slot_of_row"]
     names = ["chosen", "length", "limit", "slot_of_row", "draft_tokens", "draft_count", *window]
     return [
@@ -286,14 +291,12 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(names, "*i32"),
                 **dict.fromkeys(["chosen_confidence", "confidence"], "*fp32"),
                 **dict.fromkeys(["failed", "finished"], "*i1"),
-                **dict.fromkeys(["width", "reserved_slot", "step", "shift"], "i32"),
+                **dict.fromkeys(["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"], "i32"),
                 **({"target_ids": "*i32"} if mapped else {}),
             },
             constants={
                 **({} if mapped else {"target_ids": None}),
-                "NUM_ROWS": rows,
-                "NUM_DRAFTS": 4,
-                "BLOCK": width,
+                "BLOCK": _block(width),
             },
             num_warps=1,
             num_stages=3,

@@ -125,6 +125,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
             config.speculative.speculator,
             _state_shape(config, speculative, decoder, max_model_len),
             hidden_size=decoder.hidden_size,
+            num_layers=decoder.num_layers,
             dtype=config.torch_dtype,
             buckets=config.buckets,
         )

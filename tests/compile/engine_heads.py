@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from draftgraph.model_zoo.eagle.config import EagleConfig
 from draftgraph.model_zoo.eagle3.config import Eagle3Config
 from draftgraph.model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
 from draftgraph.model_zoo.medusa.config import MedusaConfig
+from draftgraph.model_zoo.mtp import checkpoint as mtp_checkpoint
+from draftgraph.model_zoo.mtp.config import MtpConfig
+from draftgraph.model_zoo.mtp.model import MtpModel
 
 FAMILIES = {
     "eagle": "eagle",
@@ -115,3 +119,30 @@ def fake_head(kind: str, target: DecoderModel, context: int) -> tuple[Any, tuple
     if kind == "p-eagle":
         head.mask_state = torch.empty(head.state_size, dtype=target.dtype, device=device)
     return head, config.states_of(target.config)
+
+
+def fake_modules(target: DecoderModel, count: int, context: int) -> MtpModel:
+    """Prediction modules without data, with layers like the target's last."""
+    config = target.config
+    moe = config.moe and replace(config.moe, layers=tuple(range(count)))
+    layers = replace(config, num_layers=count, layer_types=config.layer_types[-1:] * count, moe=moe)
+    modules = MtpConfig(
+        format="",
+        depth=count,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        target_hidden_size=config.hidden_size,
+        layers=layers,
+        layout="deepseek",
+        numbers=tuple(range(count)),
+        final_norm=True,
+        own_embeddings=(False,) * count,
+        own_heads=(False,) * count,
+    )
+    placements = mtp_checkpoint.placements(modules)
+    builder = HeadBuilder(layers, placements, dtype=target.dtype, device=str(target.device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, dtype=target.dtype, device=target.device))
+    return mtp_checkpoint.build(
+        modules, builder, DraftTensors({}), {}, target, max_positions=context, compile_region=identity
+    )
