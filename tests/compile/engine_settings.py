@@ -243,17 +243,17 @@ def _with_head(
 def sampled_settings(amd: bool) -> Iterator[Setting]:
     """A part that ordinary tests can afford, in bfloat16.
 
-    On NVIDIA every checkpoint once, and every method and rule; on AMD every method with one small model.
+    On NVIDIA every family and size of heads once, and every method and rule; on AMD every method with one small model.
     """
     seen: set[object] = set()
     for setting in settings():
         if setting.dtype != torch.bfloat16 or (amd and setting.checkpoint != "SmolLM2-135M"):
             continue
-        new = {
-            setting.method,
-            setting.head,
-            *(() if amd else (setting.checkpoint, (setting.method, setting.rule))),
-        } - seen
-        if new:
-            seen |= new
+        method = setting.method if setting.drafts else "none"
+        shows: set[object] = {method, setting.head}
+        if not amd:
+            model = CHECKPOINTS[setting.checkpoint]
+            shows |= {(model["model_type"], model["head_dim"]), (method, setting.rule)}
+        if not shows <= seen:
+            seen |= shows
             yield setting

@@ -1,6 +1,6 @@
 """What engines ask for becomes machine code, without spills and within the smallest limits: a sample of the settings.
 
-On an NVIDIA target every checkpoint, method and rule, on AMD's every method; `python tests/compile/engine_launches.py`
+On an NVIDIA target every family, method and rule, on AMD's every method; `python tests/compile/engine_launches.py`
 compiles all that any setting asks for, for all targets.
 """
 
