@@ -39,6 +39,7 @@ OP_FILES: tuple[str, ...] = (
     "merge_drafts",
     "moe_experts",
     "ngram_propose",
+    "pack_block",
     "pack_tail",
     "pack_unseen",
     "pack_window",

@@ -22,6 +22,7 @@ from ..graphs import (
     select_executor,
 )
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
+from ..kernels.attention_backends import check_backend
 from ..kernels.op_observer import ENABLED as OPS_OBSERVABLE
 from ..kernels.op_observer import observing_ops
 from ..model_zoo.checkpoint import load_model, read_config
@@ -95,6 +96,10 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
     if config.speculative.speculator is not None:
         speculator_class(config.speculative.speculator)
     _check_executor(config)
+    try:
+        check_backend(config.speculative.attention_backend, config.torch_device.type)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if config.exact:
         _widths(config, config.speculative.num_speculative_tokens or 0)
     if not isinstance(name, str | Path):
@@ -151,7 +156,14 @@ def load_target(
     loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
     loaded_head = None
     if head is not None:
-        heads = load_head(head.checkpoint, model, max_positions=max_model_len, compile_region=region, progress=progress)
+        heads = load_head(
+            head.checkpoint,
+            model,
+            max_positions=max_model_len,
+            compile_region=region,
+            progress=progress,
+            attention_backend=config.speculative.attention_backend,
+        )
         loaded_head = LoadedHead(heads, found.target_states)
     return LoadedModel(
         found.path, found.config, model, tokenizer, max_model_len, loaded, loaded_head, found.speculative

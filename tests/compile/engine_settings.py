@@ -200,7 +200,7 @@ def _target_drafts() -> Iterator[Setting]:
     """Methods that read the target's hidden states, or run its layers."""
     small, bf16 = "SmolLM2-135M", torch.bfloat16
     samples = (("draft_sample_method", "probabilistic"),)
-    kinds = ("eagle", "eagle3", "p-eagle", "medusa")
+    kinds = ("eagle", "eagle3", "p-eagle", "medusa", "dflash", "dspark")
     for kind, options in itertools.product(kinds, ((), samples)):
         yield _with_head("Llama-3.1-8B", bf16, 5, "standard", kind, options=options, buckets=(1, 4))
     for options in ((), samples):
@@ -210,6 +210,8 @@ def _target_drafts() -> Iterator[Setting]:
     for kind in kinds:
         yield _with_head(small, bf16, 4, "block", kind, options=samples, buckets=(1,))
     yield _with_head("Llama-3.1-8B", bf16, 15, "coupled", "eagle3", buckets=(1, 2))
+    for name, kind, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
+        yield _with_head(name, bf16, drafts, "coupled", kind, buckets=(1, 16))
     yield _with_head("Llama-3.1-8B", bf16, 8, "coupled", "eagle3", method=("ngram", "eagle3"), buckets=(1, 16))
     for dtype in DTYPES:
         yield Setting("MiMo-7B", dtype, 4, "standard", method="mtp", modules=2, buckets=(1, 16))
