@@ -87,20 +87,6 @@ def _dspark(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
     return config, {**shapes, **confidence, "lm_head.weight": shape}
 
 
-def _dflash(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
-    layers = {**_layer_like(target), "num_hidden_layers": 2}
-    ids = [0, target.num_layers - 2]
-    block = {"target_layer_ids": ids, "block_size": MOST_DRAFTS + 1, "mask_token_id": 0}
-    return {**layers, **block}, {"fc.weight": (target.hidden_size, len(ids) * target.hidden_size)}
-
-
-def _dspark(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
-    config, shapes = _dflash(target)
-    rank = 16
-    heads = {"markov_rank": rank, "enable_confidence_head": True, "confidence_head_with_markov": True}
-    return {**config, **heads}, {**shapes, "confidence_head.proj.weight": (1, target.hidden_size + rank)}
-
-
 MOST_DRAFTS = 5
 """Drafts per round that every one of these heads can make."""
 MODULES = 5
@@ -111,8 +97,6 @@ HEADS: Mapping[str, Callable[[DecoderConfig], tuple[dict[str, Any], _Shapes]]] =
     "eagle3": _eagle3,
     "mtp": _mtp,
     "medusa": _medusa,
-    "dflash": _dflash,
-    "dspark": _dspark,
     "dflash": _dflash,
     "dspark": _dspark,
 }
