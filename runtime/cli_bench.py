@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .cli_support import EXIT_FAILED, EXIT_INTERRUPTED, DebugOption, engine_class, readable_errors, standard_output
 from .errors import ConfigError
+from .output_files import check_output_file, write_output_file
 from .progress import terminal_progress
 from .speculative_config import SpeculativeConfig
 
@@ -124,16 +124,18 @@ def bench(
     with contextlib.redirect_stdout(sys.stderr), terminal_progress() as progress:
         ready = Bench.prepare(model, options, engine_options, progress)
         report = ready.run(progress, engine_class().from_pretrained)
+    # The files first: whoever reads the tables, `head` perhaps, may leave before their end.
+    lost = _write(report, outputs)
     show(report, console)
-    _write(report, outputs)
-    for kind, file in outputs.items():
-        typer.echo(f"{kind}: {file}", err=True)
+    for message in lost:
+        typer.echo(f"error: {message}", err=True)
     if report.partial:
         typer.echo("interrupted: the result is partial", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     wrong = report.broken_promises()
     if wrong:
         typer.echo(f"error: other text than plain decoding: {', '.join(wrong)}", err=True)
+    if wrong or lost:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -141,42 +143,26 @@ def _checked_outputs(json_file: str | None, html_file: str | None) -> dict[str, 
     """The files to write, by kind; a bench that takes minutes must not find at its end that it cannot write them."""
     outputs = {kind: Path(name) for kind, name in (("JSON", json_file), ("HTML", html_file)) if name is not None}
     for kind, file in outputs.items():
-        if file.is_dir():
-            raise ConfigError(f"the {kind} file {str(file)!r} is a directory")
-        if not file.parent.is_dir():
-            raise ConfigError(f"the {kind} file {str(file)!r} cannot be written: there is no directory {file.parent}")
-        if not os.access(file.parent, os.W_OK):
-            raise ConfigError(f"the {kind} file {str(file)!r} cannot be written: {file.parent} is read-only for you")
-    if len({file.absolute() for file in outputs.values()}) < len(outputs):
+        check_output_file(f"the {kind} file", file)
+    if len({file.resolve() for file in outputs.values()}) < len(outputs):
         raise ConfigError(f"the JSON and the HTML file are the same, {json_file!r}")
     return outputs
 
 
-def _write(report: BenchReport, outputs: dict[str, Path]) -> None:
+def _write(report: BenchReport, outputs: dict[str, Path]) -> list[str]:
+    """Writes what can be written; returns why the rest could not be."""
     from .bench.html_page import render
 
     def document() -> str:
         return json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
 
-    texts: dict[str, Any] = {"JSON": document, "HTML": lambda: render(report)}
+    texts: dict[str, Callable[[], str]] = {"JSON": document, "HTML": lambda: render(report)}
+    lost = []
     for kind, file in outputs.items():
-        _write_whole(file, texts[kind]())
-
-
-def _write_whole(file: Path, text: str) -> None:
-    """Replaces the file's content whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        try:
+            write_output_file(file, texts[kind]())
+        except OSError as error:
+            lost.append(f"the {kind} file {str(file)!r} could not be written: {error.strerror or error}")
+        else:
+            typer.echo(f"{kind}: {file}", err=True)
+    return lost

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from .cli_support import EXIT_FAILED, DebugOption, readable_errors, standard_output
 from .errors import ConfigError
+from .output_files import check_output_file
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _update(named: Path | None, *, as_json: bool) -> None:
     from .gate.run import current_device, make_baseline
 
     path = named if named is not None else baseline_path(current_device())
+    _check_writable(path)
     old = Baseline.load(path) if path.is_file() else None
     with terminal_progress() as progress:
         new, doubts = make_baseline(progress)
@@ -95,6 +97,15 @@ def _update(named: Path | None, *, as_json: bool) -> None:
     console.print(
         f"{path} is {written}: {len(new.counts)} counts, {len(new.ratios)} ratios", highlight=False, soft_wrap=True
     )
+
+
+def _check_writable(path: Path) -> None:
+    """Refuses a baseline that could not be written, before anything is measured; makes its directory."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the baseline {str(path)!r} cannot be written: {error.strerror}") from None
+    check_output_file("the baseline", path)
 
 
 def report_document(report: GateReport) -> dict[str, object]:

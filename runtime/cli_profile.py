@@ -14,6 +14,7 @@ from .cli_demo import PROMPT
 from .cli_support import EXIT_FAILED, DebugOption, engine_class, named, readable_errors, standard_output
 from .errors import ConfigError
 from .models import model_source
+from .output_files import check_output_file, write_output_file
 from .progress import terminal_progress
 from .prompts import chat_or_text
 from .sampling_params import SamplingParams
@@ -77,7 +78,7 @@ def profile(
     to_stdout = as_json is not None and str(as_json) == "-"
     for name, file in (("--trace", trace), ("--json", None if to_stdout else as_json)):
         if file is not None:
-            _check_target(name, file)
+            check_output_file(name, file)
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else PROMPT if prompt is None else prompt
     if not text:
         raise ConfigError("the prompt is empty")
@@ -99,25 +100,24 @@ def profile(
             _trace(engine, request, params, trace)
         source = model_source(engine.model_path)
     document = {"model": source, "speculative_config": speculation.to_dict(), **found.to_dict()}
+    lost = None
     if as_json is not None:
         out = json.dumps(document, indent=2) + "\n"
         if to_stdout:
             sys.stdout.write(out)
         else:
-            as_json.write_text(out, encoding="utf-8")
+            try:
+                write_output_file(as_json, out)
+            except OSError as error:
+                lost = f"--json {str(as_json)!r} could not be written: {error.strerror or error}"
     if not to_stdout:
         _show(found, source, trace)
+    if lost is not None:
+        typer.echo(f"error: {lost}", err=True)
+        raise typer.Exit(EXIT_FAILED)
     if found.result.finish_reason == "error":
         typer.echo(f"error: {found.result.error}", err=True)
         raise typer.Exit(EXIT_FAILED)
-
-
-def _check_target(name: str, file: Path) -> None:
-    """Refuses a file that could not be written, before the work is done for it."""
-    if file.is_dir():
-        raise ConfigError(f"{name} is {str(file)!r}, a directory; the path of a file is expected")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"{name} is {str(file)!r}, but there is no directory {str(file.absolute().parent)!r}")
 
 
 def _measure(engine: Engine, request: Prompt, params: SamplingParams, *, again: bool) -> AnswerProfile:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..outputs import RequestMetrics
 from .figures import acceptance, burst_waits, mean, quantile, summed_histograms, token_waits
 from .records import Answer, Method, Pass, StepReport
 from .runner import Measurements
@@ -50,7 +51,7 @@ class Figures:
     acceptance_rate: float | None
     """Accepted drafts over verified ones; None where nothing was drafted."""
     acceptance_by_position: tuple[float, ...]
-    """Of the rounds that verified a draft at position i, the share that accepted it."""
+    """Of the rounds that verified a draft at position i, the share that accepted it; ends where no round did."""
     time_to_first_token: Spread
     token_latency: Spread
     """Between tokens: those of one burst come 0 seconds apart."""
@@ -213,7 +214,7 @@ def method_figures(passes: Sequence[Pass], plain: Sequence[Answer], steps: StepR
         speed_up=_speed_up(good, plain),
         tokens_per_round=_tokens_per_round(good) if seen is None else seen.mean_acceptance_length,
         acceptance_rate=seen.draft_acceptance_rate if seen is not None and seen.proposed_tokens else None,
-        acceptance_by_position=() if seen is None else seen.acceptance_by_position,
+        acceptance_by_position=() if seen is None else seen.acceptance_by_position[: _most_drafts(seen)],
         time_to_first_token=Spread.of(answer.bursts[0][0] for answer in good if answer.bursts),
         token_latency=Spread.of(wait for answer in good for wait in token_waits(answer.bursts)),
         burst_latency=Spread.of(bursts),
@@ -237,6 +238,11 @@ def _only(one: Pass, prompt_set: str) -> Pass:
 def _holds(one: Pass, prompt_set: str) -> bool:
     # A pass holds prompts of one set only, whatever the load.
     return any(answer.prompt_set == prompt_set for answer in one.answers)
+
+
+def _most_drafts(seen: RequestMetrics) -> int:
+    """The most drafts that a round verified."""
+    return max((drafts for drafts, row in enumerate(seen.acceptance_histogram) if sum(row)), default=0)
 
 
 def _tokens_per_round(answers: Sequence[Answer]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .report import BenchReport, Figures, MethodReport, Spread
@@ -112,9 +113,9 @@ def show(report: BenchReport, console: Console) -> None:
             table = Table(title=heading)
             table.add_column("", overflow="fold")
             for name in names[first : first + most]:
-                table.add_column(name, justify="right", overflow="fold")
+                table.add_column(escape(name), justify="right", overflow="fold")
             for label, cells in body:
-                table.add_row(label, *cells[first : first + most])
+                table.add_row(*map(escape, (label, *cells[first : first + most])))
             console.print(table)
     for line in (*failures(report.methods), *notes(report)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

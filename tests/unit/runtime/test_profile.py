@@ -144,8 +144,8 @@ def test_a_trace_is_written(invoke, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--trace", "no/such/place/trace.json"), "--trace is 'no/such/place/trace.json', but there is no directory"),
-        (("--json", "."), "--json is '.', a directory"),
+        (("--trace", "no/such/place/trace.json"), "--trace 'no/such/place/trace.json' cannot be written: there is no"),
+        (("--json", "."), "--json '.' is a directory"),
         (("--prompt", ""), "the prompt is empty"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--speculative-config", '{"method": "nope"}'), "unknown method 'nope'"),

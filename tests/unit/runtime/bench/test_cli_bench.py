@@ -61,7 +61,7 @@ def test_tables_and_files(run, tiny_model_path, tmp_path):
         (("--repeats", "0"), "repeats must be at least 1, got 0"),
         (("--temperature", "-1"), "temperature must be"),
         (("--dtype", "int4"), "dtype must be one of"),
-        (("--json", "/nowhere/x.json"), "there is no directory /nowhere"),
+        (("--json", "/nowhere/x.json"), "there is no directory '/nowhere'"),
         (("--html", "."), "is a directory"),
         (("--json", "same", "--html", "./same"), "the JSON and the HTML file are the same"),
     ],
@@ -91,6 +91,35 @@ def test_texts_that_differ_are_a_failure(run, tiny_model_path, monkeypatch):
     assert code == 1
     assert "WRONG TEXT: ngram" in out
     assert "error: other text than plain decoding: ngram" in err
+
+
+def test_a_file_that_fails_at_the_end_does_not_cost_the_rest(run, tiny_model_path, tmp_path, monkeypatch):
+    real = cli_bench.write_output_file
+
+    def full(file, text):
+        if file.suffix == ".json":
+            raise OSError(28, "No space left on device")
+        real(file, text)
+
+    monkeypatch.setattr(cli_bench, "write_output_file", full)
+    files = ("--json", tmp_path / "bench.json", "--html", tmp_path / "bench.html")
+    code, out, err = run(tiny_model_path, *COMMON, *CONFIG, *files)
+    assert code == 1
+    assert "all prompts" in out
+    assert f"error: the JSON file '{tmp_path / 'bench.json'}' could not be written: No space left on device" in err
+    assert (tmp_path / "bench.html").read_text().startswith("<!doctype html>")
+
+
+def test_files_are_there_even_if_nobody_reads_the_tables(run, tiny_model_path, tmp_path, monkeypatch):
+    def leave(report, console):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("draftgraph.runtime.bench.tables.show", leave)
+    monkeypatch.setattr(cli_support.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(cli_support.sys.stdout, "fileno", lambda: 1, raising=False)
+    code, _, _ = run(tiny_model_path, *COMMON, *CONFIG, "--json", tmp_path / "bench.json")
+    assert code == 1
+    assert json.loads((tmp_path / "bench.json").read_text())["partial"] is False
 
 
 def answer_interrupts() -> None:

@@ -13,7 +13,7 @@ from draftgraph.runtime.bench import charts
 from draftgraph.runtime.bench.charts import Series
 from draftgraph.runtime.bench.html_page import render
 from draftgraph.runtime.bench.records import Answer, Method, Pass, StepReport, StepSpan
-from draftgraph.runtime.bench.report import BenchReport, method_reports
+from draftgraph.runtime.bench.report import BenchReport, method_figures, method_reports
 from draftgraph.runtime.bench.runner import Measurements
 from draftgraph.runtime.bench.tables import rows, show
 
@@ -103,6 +103,26 @@ def test_narrow_terminals_get_several_tables(report):
         assert out.count("output tokens/s") == 2 * tables
         assert "plain, echo/two" not in out.split("PARTIAL")[1]
         assert "plain, echo/two, repeat 1: timeout: cut off <here>" in out
+
+
+def test_names_with_brackets_are_shown_as_they_are(report):
+    first = report.methods[0]
+    named = dataclasses.replace(first.method, name="[/b]")
+    odd = dataclasses.replace(first, method=named, by_set={"[/red]": first.overall})
+    console = Console(file=io.StringIO(), width=120)
+    show(dataclasses.replace(report, methods=(odd,)), console)
+    assert "[/b]" in console.file.getvalue()
+    assert "[/red]: output tokens/s" in console.file.getvalue()
+
+
+def test_a_position_without_drafts_has_no_acceptance():
+    # One round verified two drafts and accepted one; no round had a third.
+    histogram = ((2, 0, 0, 0), (0, 0, 0, 0), (0, 1, 0, 0), (0, 0, 0, 0))
+    good = Answer(prompt_set="echo", prompt="one", repeat=0, status="ok", token_ids=(1,), histogram=histogram)
+    one = Pass(method="ngram", answers=(good,), seconds=1.0)
+    assert method_figures([one], [], None).acceptance_by_position == (1.0, 0.0)
+    none = dataclasses.replace(good, histogram=((2, 0, 0, 0), *((0,) * 4,) * 3))
+    assert method_figures([dataclasses.replace(one, answers=(none,))], [], None).acceptance_by_position == ()
 
 
 class Page(HTMLParser):

@@ -200,6 +200,18 @@ def test_update_writes_and_shows_the_difference(command, tmp_path):
     assert Baseline.load(tmp_path / "new" / "x.json").counts == COUNTS
 
 
+def test_a_baseline_that_cannot_be_written_is_refused_before_anything_is_measured(command, tmp_path, monkeypatch):
+    def measured(progress):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(run, "make_baseline", measured)
+    (tmp_path / "file").touch()
+    for path, why in ((tmp_path, "is a directory"), (tmp_path / "file" / "b.json", "cannot be written: File exists")):
+        result = command("--update", "--baseline", path)
+        assert result.exit_code == 2
+        assert why in result.stderr
+
+
 def test_without_a_baseline_it_says_what_to_do(command, tmp_path, monkeypatch):
     missing = command("--baseline", tmp_path / "none.json")
     assert missing.exit_code == 2
