@@ -14,6 +14,7 @@ from ...profiling.floor import RoundShape, StepCost, forward_cost
 from ..model_sizes import model_sizes
 from .base import BaseSpeculator
 from .drafting import DraftChooser, part_of, step_window, window_width
+from .stepwise import StepwiseSpeculator
 from .target_states import TargetStates, side_by_side
 
 
@@ -114,8 +115,8 @@ def _product_cost(elements: int, width: float, dtype: torch.dtype) -> StepCost:
     return StepCost(bytes_read=elements * dtype.itemsize, operations=2 * elements * width, dtype=dtype)
 
 
-class AutoRegressiveSpeculator(HeadSpeculator):
-    """Drafts one token after another, all K in one step.
+class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):
+    """Drafts one token after another.
 
     A round's first forward runs over the pairs that the head has not read: the target's hidden states of the window
     that was accepted. K - 1 more take the token drafted last and what the head made of the one before.
@@ -145,18 +146,26 @@ class AutoRegressiveSpeculator(HeadSpeculator):
         super().__init__(num_speculative_tokens, head, target_states=target_states, stream=stream)
         self._advances = advance_draft_positions
 
-    def propose(self, state: DecodeState, bucket: int) -> None:
-        """Reads what was committed and drafts K tokens for every live row of the bucket."""
+    def allocate(self, state: DecodeState) -> None:
+        """Allocates the head's KV, what it reads of the target, and what one draft leaves to the next."""
+        super().allocate(state)
+        self.allocate_parts(state, self._head.layers.hidden_size, self._head.dtype)
+
+    def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
+        """Reads the pairs that the head has not read."""
         pairs, states, queries = self._kept.pairs(state, bucket)
+        return self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+
+    def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Reads the head's own output, past the first draft, and drafts from it."""
         following = part_of(self._following, bucket, window_width(bucket))
-        hidden = self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
-        for step in range(self.num_speculative_tokens):
-            if step > 0:
-                hidden = self._head.read_own(following, hidden, self._cache)
-            hidden, logits = self._head.read_out(hidden)
-            # The last pair stands at length - 2.
-            shift = step - 1 if self._advances else -2
-            self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift=shift)
+        if step > 0:
+            hidden = self._head.read_own(following, hidden, self._cache)
+        hidden, logits = self._head.read_out(hidden)
+        # The last pair stands at length - 2.
+        shift = step - 1 if self._advances else -2
+        self._chooser.draft(state, step, logits[:bucket], self._kept.slot_of_row(bucket), following, shift=shift)
+        return hidden
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
         """A forward over the one pair per row that there is at least, and K - 1 of one token; each with its logits."""
@@ -169,6 +178,7 @@ class ParallelSpeculator(HeadSpeculator):
     """Drafts all K tokens in one forward: masked places follow the pairs that the head has not read (P-EAGLE)."""
 
     name: ClassVar[str] = "parallel"
+    confidence_reads_drafts = False
 
     @property
     def _masks(self) -> int:

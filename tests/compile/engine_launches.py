@@ -25,7 +25,7 @@ from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
-from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN
+from draftgraph.runtime.loading import DEFAULT_MAX_MODEL_LEN, create_budget
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from draftgraph.runtime.speculative_config import SpeculativeConfig
@@ -147,6 +147,7 @@ class Setting:
     samples_drafts: bool = False
     suffix: bool = False
     """Suffix decoding in place of prompt lookup."""
+    adaptive: bool = False
 
 
 def settings() -> Iterator[Setting]:
@@ -184,6 +185,10 @@ def settings() -> Iterator[Setting]:
         yield Setting(target, bf16, 4, rule, drafter=drafter, samples_drafts=True, buckets=(1, 4))
     for dtype in DTYPES:
         yield Setting(small, dtype, 1, "standard", drafter=small, samples_drafts=True, buckets=(1,))
+    for drafts in (1, 3, 7, 15):
+        yield Setting(small, bf16, drafts, "standard", adaptive=True, buckets=(1, 4, 16) if drafts == 7 else (1, 16))
+    yield Setting(small, bf16, 5, "standard", drafter=small, samples_drafts=True, adaptive=True, buckets=(1, 4, 16))
+    yield Setting(small, bf16, 63, "coupled", adaptive=True, buckets=(1, 16))
 
 
 def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
@@ -199,6 +204,7 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         draft_sample_method="probabilistic" if setting.samples_drafts else "greedy",
         use_heterogeneous_vocab=foreign,
         num_speculative_tokens=depth or None,
+        enable_adaptive_verification=setting.adaptive,
         rejection_sample_method=setting.rule,
         synthetic_acceptance_length=1.5 if setting.rule == "synthetic" else None,
         **({"prompt_lookup_min": setting.shortest, "prompt_lookup_max": setting.longest} if looks_up else {}),
@@ -229,7 +235,8 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
         policy = create_policy(speculative)
         policy.allocate(state)
         cache = model.allocate_cache(shape.slots + 1, context)
-        builder = RoundBuilder(model, cache, state, speculator, policy)
+        budget = create_budget(state, speculative, speculator, policy)
+        builder = RoundBuilder(model, cache, state, speculator, policy, budget)
         entries = (*state.tokens.shape, MAX_LOGPROBS + 1)
         buffers = LogprobBuffers(
             torch.zeros(entries, device=device), torch.zeros(entries, dtype=torch.int32, device=device)

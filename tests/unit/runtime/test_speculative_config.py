@@ -288,7 +288,6 @@ class TestAvailability:
                 {"draft_sample_method": "probabilistic"},
                 r"'probabilistic' is not available.*'ngram'.*'greedy'",
             ),
-            ({"enable_adaptive_verification": True}, r"enable_adaptive_verification is not available"),
             ({"parallel_drafting": True}, r"parallel_drafting is not available.*False"),
             ({"use_local_argmax_reduction": True}, r"use_local_argmax_reduction is not available"),
             ({"dspark_draft_topk": 4}, r"dspark_draft_topk is not available"),
