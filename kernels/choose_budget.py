@@ -9,8 +9,10 @@ from .plan_window import plan_sizes, row_candidates
 from .registration import define_op
 from .triton_support import UNFUSED, KernelSpec, check_tensor, constants_of, jit, next_power_of_2, tl
 
-PROBE_EVERY = 128
+PROBE_EVERY = 256
 """Every so many rounds the budget is one width wider than the best, so that what it expects stays known to be true."""
+FIRST_ROUNDS, PROBE_FIRST = 256, 8
+"""Of so many rounds at first, when little is known, every so many are."""
 
 _MASS = 2.0**40
 # Survivals are added as integers of this unit, so that sums do not depend on the order.
@@ -39,8 +41,8 @@ def choose_budget_reference(
     of the drafts that `plan_window` would admit. The budget B maximises the tokens that a round is expected to yield
     over what it costs, `(rows + the sum of the B largest S) / (draft_cost + verify_cost)`, where rows counts the live
     ones, and the verify is the narrowest that holds B drafts and the rows' anchors. Since the sum grows with B, of each
-    width only the fullest budget is a candidate; between equals the narrowest width wins. Every 128th round the next
-    wider width is taken, if there is one.
+    width only the fullest budget is a candidate; between equals the narrowest width wins. Every 256th round, of
+    the first 256 every 8th, the next wider width is taken, if there is one.
 
     Args:
         finished: bool [R1].
@@ -88,7 +90,8 @@ def choose_budget_reference(
     top = value.amax()
     index = torch.arange(value.shape[0], device=value.device)
     chosen = torch.where(value == top, index, value.shape[0]).amin()
-    probing = (rounds % PROBE_EVERY == PROBE_EVERY - 1).long()
+    often = torch.where(rounds < FIRST_ROUNDS, PROBE_FIRST, PROBE_EVERY)
+    probing = (rounds % often == often - 1).long()
     wider = (chosen + probing).clamp_max(value.shape[0] - 1).reshape(1)
     budget.copy_(torch.where(rows > 0, drafts.index_select(0, wider), 0))
     rate.copy_(torch.where(rows > 0, top * (1.0 / _MASS), 0.0))
@@ -133,7 +136,9 @@ def _choose_budget_cpu(
     cost = draft_cost.numpy()[steps] + verify_cost.numpy()
     value = np.where(room >= 0, tokens / cost, np.float32(-1.0))
     chosen = int(value.argmax())
-    probing = int(rounds[0]) % PROBE_EVERY == PROBE_EVERY - 1
+    number = int(rounds[0])
+    often = PROBE_FIRST if number < FIRST_ROUNDS else PROBE_EVERY
+    probing = number % often == often - 1
     budget[0] = int(drafts[min(chosen + probing, len(drafts) - 1)])
     rate[0] = float(value[chosen] * np.float32(1.0 / _MASS))
 
@@ -201,7 +206,9 @@ def _choose_budget_kernel(  # type: ignore[no-untyped-def]
     value = tl.where(known & (room >= 0) & (rows > 0), tl.div_rn(tokens, cost), -1.0)
     top = tl.max(value, 0)
     chosen = tl.min(tl.where(known & (value == top), at, BLOCK_WIDTHS), 0)
-    probing = (tl.load(rounds) % 128 == 127).to(tl.int32)
+    round_number = tl.load(rounds)
+    often = tl.where(round_number < 256, 8, 256)
+    probing = (round_number % often == often - 1).to(tl.int32)
     wider = tl.minimum(chosen + probing, num_widths - 1)
     taken = tl.sum(tl.where(at == wider, drafts, 0), 0)
     tl.store(budget, tl.where(rows > 0, taken, 0))

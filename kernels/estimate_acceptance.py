@@ -16,30 +16,38 @@ def estimate_acceptance_reference(
     draft_count: torch.Tensor,
     slot_of_row: torch.Tensor,
     weights: torch.Tensor | None,
+    forecast: torch.Tensor,
+    seen: torch.Tensor,
+    expected: torch.Tensor,
     acceptance: torch.Tensor,
 ) -> None:
     """The specification of `estimate_acceptance`; reads nothing on the host.
 
-    For each row with a draft, of every position k: the chance that draft k is accepted given that those before it are,
-    `sigmoid(weights[0] * f + weights[1 + k])` with the feature f of draft k's confidence (`acceptance_model.py`), or
-    without weights that confidence itself, held to [0, 1]. Of positions that have no draft yet it is a forecast: from
-    the confidence of the row's last draft. Rows without a draft keep what they have.
+    The chance that draft k of a row is accepted given that those before it are is
+    `sigmoid(weights[0] * f + weights[1 + k])` with the feature f of its confidence (`acceptance_model.py`), or without
+    weights that confidence itself. The confidence is held to [0, 1]; of positions that have no draft, or none yet, it
+    is the row's forecast, and where that is unknown, above 1, the estimate is 1.
 
     Args:
         confidence: float32 [R1, K], K at least 1.
         draft_count: int32 [R1].
         slot_of_row: int32 [B].
         weights: float32 [K + 1], omega and then beta of each position; None: the confidences are estimates.
-        acceptance: float32 [R1, K], written.
+        forecast: float32 [R1, K], of confidences.
+        seen: float32 [R1, K], written: the confidence that each estimate is of, or the unknown forecast.
+        expected: float32 [R1, K], written: the estimates of the forecast alone.
+        acceptance: float32 [R1, K], written: the estimates.
     """
     slots = slot_of_row.long()
-    count = draft_count[slots][:, None]
     position = torch.arange(confidence.shape[1], device=confidence.device)
-    at = torch.minimum(position, (count - 1).clamp_min(0)).long()
-    sure = cleaned(confidence[slots].gather(1, at))
-    if weights is not None:
-        sure = sigmoid(weights[:1] * feature(sure) + weights[1:])
-    acceptance[slots] = torch.where(count > 0, sure, acceptance[slots])
+    ahead = forecast[slots]
+    sure = torch.where(position < draft_count[slots][:, None], cleaned(confidence[slots]), ahead)
+    seen[slots] = sure
+    for given, output in ((ahead, expected), (sure, acceptance)):
+        estimate = given
+        if weights is not None:
+            estimate = sigmoid(weights[:1] * feature(given.clamp_max(1.0)) + weights[1:])
+        output[slots] = torch.where(given > 1.0, 1.0, estimate)
 
 
 def _estimate_acceptance_cpu(
@@ -47,19 +55,23 @@ def _estimate_acceptance_cpu(
     draft_count: torch.Tensor,
     slot_of_row: torch.Tensor,
     weights: torch.Tensor | None,
+    forecast: torch.Tensor,
+    seen: torch.Tensor,
+    expected: torch.Tensor,
     acceptance: torch.Tensor,
 ) -> None:
-    confidence_of, count_of, acceptance_of = confidence.numpy(), draft_count.numpy(), acceptance.numpy()
-    slots = [slot for slot in slot_of_row.tolist() if count_of[slot] > 0]
-    if not slots:
-        return
-    position = np.arange(confidence.shape[1])
-    at = np.minimum(position, count_of[slots][:, None] - 1)
-    sure = cleaned_array(np.take_along_axis(confidence_of[slots], at, 1))
-    if weights is not None:
-        known = weights.numpy()
-        sure = sigmoid_array(known[0] * feature_array(sure) + known[1:])
-    acceptance_of[slots] = sure
+    slots = slot_of_row.tolist()
+    made = np.arange(confidence.shape[1]) < draft_count.numpy()[slots][:, None]
+    ahead = forecast.numpy()[slots]
+    sure = np.where(made, cleaned_array(confidence.numpy()[slots]), ahead)
+    seen.numpy()[slots] = sure
+    for given, output in ((ahead, expected), (sure, acceptance)):
+        estimate = given
+        if weights is not None:
+            known = weights.numpy()
+            bounded = np.minimum(given, np.float32(1.0))
+            estimate = sigmoid_array(known[0] * feature_array(bounded) + known[1:])
+        output.numpy()[slots] = np.where(given > 1.0, np.float32(1.0), estimate)
 
 
 @jit
@@ -90,6 +102,9 @@ def _estimate_acceptance_kernel(  # type: ignore[no-untyped-def]
     draft_count,
     slot_of_row,
     weights,
+    forecast,
+    seen,
+    expected,
     acceptance,
     num_drafts,
     BLOCK: tl.constexpr,
@@ -98,13 +113,19 @@ def _estimate_acceptance_kernel(  # type: ignore[no-untyped-def]
     slot = tl.load(slot_of_row + tl.program_id(0)).to(tl.int64)
     count = tl.load(draft_count + slot)
     position = tl.arange(0, BLOCK)
-    inside = (position < num_drafts) & (count > 0)
-    at = tl.minimum(position, tl.maximum(count - 1, 0))
-    sure = clean(tl.load(confidence + slot * num_drafts + at, mask=inside, other=0.0))
+    inside = position < num_drafts
+    place = slot * num_drafts + position
+    ahead = tl.load(forecast + place, mask=inside, other=0.0)
+    sure = tl.where(position < count, clean(tl.load(confidence + place, mask=inside, other=0.0)), ahead)
+    tl.store(seen + place, sure, mask=inside)
+    before, now = ahead, sure
     if weights is not None:
-        beta = tl.load(weights + 1 + position, mask=position < num_drafts, other=0.0)
-        sure = sigmoid_of(tl.load(weights) * feature_of(sure) + beta)
-    tl.store(acceptance + slot * num_drafts + position, sure, mask=inside)
+        omega = tl.load(weights)
+        beta = tl.load(weights + 1 + position, mask=inside, other=0.0)
+        before = sigmoid_of(omega * feature_of(tl.minimum(ahead, 1.0)) + beta)
+        now = sigmoid_of(omega * feature_of(tl.minimum(sure, 1.0)) + beta)
+    tl.store(expected + place, tl.where(ahead > 1.0, 1.0, before), mask=inside)
+    tl.store(acceptance + place, tl.where(sure > 1.0, 1.0, now), mask=inside)
 
 
 def estimate_acceptance_triton(
@@ -112,6 +133,9 @@ def estimate_acceptance_triton(
     draft_count: torch.Tensor,
     slot_of_row: torch.Tensor,
     weights: torch.Tensor | None,
+    forecast: torch.Tensor,
+    seen: torch.Tensor,
+    expected: torch.Tensor,
     acceptance: torch.Tensor,
 ) -> None:
     """The launch for CUDA tensors, or for CPU tensors under the interpreter.
@@ -126,6 +150,9 @@ def estimate_acceptance_triton(
     check_tensor("slot_of_row", slot_of_row, dtypes=(torch.int32,), shape=(None,), device=device)
     if weights is not None:
         check_tensor("weights", weights, dtypes=single, shape=(drafts + 1,), device=device)
+    check_tensor("forecast", forecast, dtypes=single, shape=(slots, drafts), device=device)
+    check_tensor("seen", seen, dtypes=single, shape=(slots, drafts), device=device)
+    check_tensor("expected", expected, dtypes=single, shape=(slots, drafts), device=device)
     check_tensor("acceptance", acceptance, dtypes=single, shape=(slots, drafts), device=device)
     if drafts < 1:
         raise ValueError("confidence has no draft; accepted: K of at least 1")
@@ -134,6 +161,9 @@ def estimate_acceptance_triton(
         draft_count,
         slot_of_row,
         weights,
+        forecast,
+        seen,
+        expected,
         acceptance,
         drafts,
         BLOCK=next_power_of_2(drafts),
@@ -150,7 +180,10 @@ def kernel_specs() -> list[KernelSpec]:
             variant=f"{block} drafts, {'learned' if learned else 'given'}",
             kernel=_estimate_acceptance_kernel,
             arguments={
-                **dict.fromkeys(["confidence", "acceptance", *(["weights"] if learned else [])], "*fp32"),
+                **dict.fromkeys(
+                    ["confidence", "forecast", "seen", "expected", "acceptance", *(["weights"] if learned else [])],
+                    "*fp32",
+                ),
                 **dict.fromkeys(["draft_count", "slot_of_row"], "*i32"),
                 "num_drafts": "i32",
             },
@@ -158,7 +191,7 @@ def kernel_specs() -> list[KernelSpec]:
             num_warps=1,
             enable_fp_fusion=False,
             shape=f"16 rows, {block} drafts",
-            bytes_moved=16 * (8 + 8 * block),
+            bytes_moved=16 * (8 + 20 * block),
             max_registers=64,
         )
         for block, learned in ((8, True), (8, False), (64, True))
@@ -171,7 +204,7 @@ def _estimate_acceptance_fake(*args: object) -> None:
 
 estimate_acceptance = define_op(
     "estimate_acceptance(Tensor confidence, Tensor draft_count, Tensor slot_of_row, Tensor? weights, "
-    "Tensor(a!) acceptance) -> ()",
+    "Tensor forecast, Tensor(a!) seen, Tensor(b!) expected, Tensor(c!) acceptance) -> ()",
     cpu=_estimate_acceptance_cpu,
     fake=_estimate_acceptance_fake,
     cuda=estimate_acceptance_triton,

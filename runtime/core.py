@@ -172,6 +172,10 @@ class EngineCore:
         """The least that drafting costs in a round; None for plain decoding."""
         return None if self._speculator is None else self._speculator.propose_cost(shape)
 
+    def pause(self) -> None:
+        """Leaves the loop of rounds, so that the host may read and write the device; the next step enters it again."""
+        self._leave_loop()
+
     @property
     def budget(self) -> Budget:
         """What decides how many drafts a round makes and verifies."""

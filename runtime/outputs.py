@@ -50,7 +50,7 @@ class RequestMetrics:
     """(verified, accepted) of every round in order; only with `metrics="detailed"`."""
     budget_rule: str | None = None
     """With adaptive verification, what the number of drafts was decided from: the confidences of the "current round",
-    or where those would change the distribution of the text, of the "previous round"."""
+    or where those would change the distribution of the text, of the "previous rounds"."""
 
     @classmethod
     def from_histogram(

@@ -3,11 +3,11 @@
 from .budget import Budget, FixedBudget
 from .budgeter import AdaptiveBudget
 from .costs import BucketCosts, CostTable
-from .rules import CURRENT_ROUND, PREVIOUS_ROUND, BudgetRule, lawful_rule
+from .rules import CURRENT_ROUND, PREVIOUS_ROUNDS, BudgetRule, lawful_rule
 
 __all__ = [
     "CURRENT_ROUND",
-    "PREVIOUS_ROUND",
+    "PREVIOUS_ROUNDS",
     "AdaptiveBudget",
     "BucketCosts",
     "Budget",

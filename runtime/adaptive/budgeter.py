@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,16 @@ from ...kernels.budget_topk import budget_topk
 from ...kernels.choose_budget import choose_budget
 from ...kernels.estimate_acceptance import estimate_acceptance
 from ...kernels.keep_drafting import keep_drafting
-from ...kernels.learn_acceptance import FIRST_BETA, FIRST_OMEGA, MOST_BETA, NUM_SUMS, learn_acceptance
+from ...kernels.learn_acceptance import (
+    FIRST_BETA,
+    FIRST_OMEGA,
+    LABEL,
+    LEAST_LABELS,
+    MOST_BETA,
+    NUM_SUMS,
+    UNKNOWN,
+    learn_acceptance,
+)
 from ..errors import ConfigError
 from ..speculative_methods import Evidence
 from .budget import Budget
@@ -23,13 +32,24 @@ UNKNOWN_CONFIDENCE = 0.5
 """What stands for the confidence of a draft of which nothing is known: its feature is 0."""
 
 
+class _Costs(NamedTuple):
+    """Of one bucket, on the device."""
+
+    widths: torch.Tensor
+    """int32 [n]."""
+    verify: torch.Tensor
+    """float32 [n]."""
+    draft: torch.Tensor
+    """float32 [K + 1]."""
+
+
 class AdaptiveBudget(Budget):
     """Verifies the drafts that are worth it: the best ratio of expected tokens to cost over the captured widths.
 
     Acceptance is what the drafter says (`Evidence.SURVIVAL`), or estimated online from its confidence and the
     position, with weights that all rows and requests share. Under a rule that does not see this round's drafts, the
-    size of the budget and the number of drafts made follow from the row's last round; how the budget is shared among
-    rows may follow from this one's.
+    size of the budget and the number of drafts made follow from the rows' last rounds; how the budget is shared among
+    them may follow from this one's.
     """
 
     varies_depth = True
@@ -58,13 +78,15 @@ class AdaptiveBudget(Budget):
         def full(size: tuple[int, ...], value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.full(size, value, dtype=dtype, device=state.device)
 
+        self.forecast = full((slots, drafts), UNKNOWN)
+        """float32 [R1, K]: the confidences that the row's last rounds make expect."""
+        self.expected = full((slots, drafts), 1.0)
+        """float32 [R1, K]: the acceptance that follows from the forecast."""
         self.acceptance = full((slots, drafts), 1.0)
-        """float32 [R1, K]: of this round's drafts, a forecast for those not made."""
-        self.previous = full((slots, drafts), 1.0)
-        """float32 [R1, K]: of the row's last round."""
+        """float32 [R1, K]: of this round's drafts; what is expected of those not made."""
+        self._seen = full((slots, drafts), UNKNOWN)
         self.rounds = full((1,), 0, torch.int32)
         self._budget, self._rate = full((1,), 0, torch.int32), full((1,), 0.0)
-        self._previous_rate = full((1,), 0.0)
         self._weights: torch.Tensor | None = None
         self._sums: torch.Tensor | None = None
         if evidence is not Evidence.SURVIVAL:
@@ -73,15 +95,15 @@ class AdaptiveBudget(Budget):
             self._sums = full((NUM_SUMS, drafts), 0, torch.int64)
         if evidence is Evidence.POSITION:
             state.confidence.fill_(UNKNOWN_CONFIDENCE)
-        self._costs: dict[int, dict[str, torch.Tensor]] = {}
+        self._costs: dict[int, _Costs] = {}
 
     def prepare(self, bucket: int, widths: Sequence[int]) -> None:
         """Allocates the bucket's costs."""
         if bucket in self._costs:
             return
         drafts = self.acceptance.shape[1]
-        sizes = {"verify": len(widths), "draft": drafts + 1, "steps": drafts, "token": 1}
-        self._costs[bucket] = {name: torch.ones(size, device=self._device) for name, size in sizes.items()}
+        table = torch.tensor(tuple(widths), dtype=torch.int32).to(self._device)
+        self._costs[bucket] = _Costs(table, *(torch.ones(n, device=self._device) for n in (len(widths), drafts + 1)))
 
     def set_costs(self, costs: CostTable, widths: Mapping[int, Sequence[int]]) -> None:
         """Puts the table on the device; raises `ValueError` for one of other buckets, widths or depths."""
@@ -90,22 +112,15 @@ class AdaptiveBudget(Budget):
         for bucket, part in costs.buckets.items():
             self.prepare(bucket, widths[bucket])
             kept = self._costs[bucket]
-            values = (
-                ("verify", part.verify),
-                ("draft", part.draft),
-                ("steps", part.steps),
-                ("token", (part.per_token(widths[bucket]),)),
-            )
-            for name, of_bucket in values:
-                kept[name].copy_(torch.tensor(of_bucket, dtype=torch.float32))
+            kept.verify.copy_(torch.tensor(part.verify, dtype=torch.float32))
+            kept.draft.copy_(torch.tensor(part.draft, dtype=torch.float32))
 
     def keep(self, state: DecodeState, bucket: int, step: int) -> None:
         """Goes on while the next draft is expected to be worth its time."""
         costs, rows = self._costs[bucket], state.slot_of_row[:bucket]
-        basis = self.previous
-        if self.rule.sees_drafts and step > 0:  # before the first draft nothing of this round is known
-            self._estimate(state, bucket)
-            basis = self.acceptance
+        self._estimate(state, bucket)
+        # Before the first draft nothing of this round is known.
+        basis = self.acceptance if self.rule.sees_drafts and step > 0 else self.expected
         keep_drafting(
             state.finished,
             state.length,
@@ -113,9 +128,9 @@ class AdaptiveBudget(Budget):
             state.draft_limit,
             rows,
             basis,
-            self._previous_rate,
-            costs["steps"],
-            costs["token"],
+            costs.widths,
+            costs.verify,
+            costs.draft,
             self.rounds,
             step,
             self.stop,
@@ -128,9 +143,9 @@ class AdaptiveBudget(Budget):
         candidates = (state.finished, state.length, state.limit, state.draft_count, state.draft_limit, rows, widths)
         choose_budget(
             *candidates,
-            self.acceptance if self.rule.sees_drafts else self.previous,
-            costs["verify"],
-            costs["draft"],
+            self.acceptance if self.rule.sees_drafts else self.expected,
+            costs.verify,
+            costs.draft,
             self.rounds,
             self._budget,
             self._rate,
@@ -142,16 +157,14 @@ class AdaptiveBudget(Budget):
         """Keeps what the next round may know, and learns from what was accepted."""
         learn_acceptance(
             state.confidence,
-            self.acceptance,
+            self._seen,
             state.accepted,
             state.failed,
             state.finished,
             state.cu_tokens[: bucket + 1],
             state.slot_of_row[:bucket],
             state.running,
-            self._rate,
-            self.previous,
-            self._previous_rate,
+            self.forecast,
             self.rounds,
             self._sums,
             self._weights,
@@ -159,8 +172,7 @@ class AdaptiveBudget(Budget):
 
     def admit(self, slot: int) -> None:
         """Expects everything of a new request's first round."""
-        self.acceptance[slot] = 1.0
-        self.previous[slot] = 1.0
+        self.forecast[slot] = UNKNOWN
 
     def export(self) -> dict[str, Any] | None:
         """What was learned, ready for JSON and for `load`; None where the drafter itself says how sure it is."""
@@ -188,9 +200,11 @@ class AdaptiveBudget(Budget):
         padded = [*known[1:], *[known[-1]] * drafts][:drafts]
         self._weights.copy_(torch.tensor([known[0], *padded], dtype=torch.float32))
         self._sums.zero_()
+        self._sums[-1, : len(known) - 1] = LEAST_LABELS * LABEL
 
     def _estimate(self, state: DecodeState, bucket: int) -> None:
         rows = state.slot_of_row[:bucket]
         if self._source is not None:
             state.confidence.index_copy_(0, rows.long(), self._source[:bucket])
-        estimate_acceptance(state.confidence, state.draft_count, rows, self._weights, self.acceptance)
+        outputs = (self._seen, self.expected, self.acceptance)
+        estimate_acceptance(state.confidence, state.draft_count, rows, self._weights, self.forecast, *outputs)

@@ -43,17 +43,6 @@ class BucketCosts:
         """From what was measured: made monotone, since a measured cost that falls is noise."""
         return cls(monotone(verify), monotone(draft))
 
-    @property
-    def steps(self) -> tuple[float, ...]:
-        """K values: of each draft."""
-        return tuple(after - before for before, after in itertools.pairwise(self.draft))
-
-    def per_token(self, widths: Sequence[int]) -> float:
-        """Of verifying one token more, on the average over the widths."""
-        if len(widths) == 1:
-            return 0.0
-        return (self.verify[-1] - self.verify[0]) / (widths[-1] - widths[0])
-
 
 @dataclass(frozen=True)
 class CostTable:

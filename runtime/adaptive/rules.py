@@ -24,7 +24,7 @@ class BudgetRule:
 
 
 CURRENT_ROUND = BudgetRule("current round", sees_drafts=True)
-PREVIOUS_ROUND = BudgetRule("previous round", sees_drafts=False)
+PREVIOUS_ROUNDS = BudgetRule("previous rounds", sees_drafts=False)
 
 
 def lawful_rule(policy: VerificationPolicy, *, samples_drafts: bool, confidence_reads_drafts: bool) -> BudgetRule:
@@ -39,4 +39,4 @@ def lawful_rule(policy: VerificationPolicy, *, samples_drafts: bool, confidence_
     """
     if policy.allows_any_budget or not samples_drafts or not confidence_reads_drafts:
         return CURRENT_ROUND
-    return PREVIOUS_ROUND
+    return PREVIOUS_ROUNDS

@@ -155,13 +155,14 @@ def adapting() -> dict[str, OpCase]:
     widths = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.int32).to(DEVICE)
     rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
     likely, ones = s.confidence + 0.5, torch.ones(16, device=DEVICE)
-    weights, sums = ones[: DRAFTS + 1].clone(), ints(6, DRAFTS).long()
+    known = [likely.clone() for _ in range(3)]
+    weights, sums = ones[: DRAFTS + 1].clone(), ints(7, DRAFTS).long()
     rounds, budget, stop, rate = ints(1), ints(1), ints(1), ones[:1].clone()
     common = (s.finished, s.length, s.limit)
     costs = (ones[:8].clone(), ones[: DRAFTS + 1].clone())
-    steps = (likely, rate, ones[:DRAFTS].clone(), rate.clone(), rounds, DRAFTS // 2, stop)
+    steps = (likely, widths, *costs, rounds, DRAFTS // 2, stop)
     judged = (s.accepted, s.failed, s.finished, s.cu_tokens[:2])
-    kept = (s.running, rate, likely.clone(), rate.clone(), rounds, sums, weights)
+    kept = (s.running, likely.clone(), rounds, sums, weights)
     more = (s.draft_count, s.draft_limit)
     return {
         "choose_budget": OpCase(
@@ -169,10 +170,10 @@ def adapting() -> dict[str, OpCase]:
             specs=["1 row, 7 drafts"],
         ),
         "keep_drafting": OpCase(
-            lambda slot: keep_drafting(*common, s.draft_limit, rows[slot], *steps), specs=["1 row"]
+            lambda slot: keep_drafting(*common, s.draft_limit, rows[slot], *steps), specs=["1 row, 7 drafts"]
         ),
         "estimate_acceptance": OpCase(
-            lambda slot: estimate_acceptance(s.confidence, s.draft_count, rows[slot], weights, likely),
+            lambda slot: estimate_acceptance(s.confidence, s.draft_count, rows[slot], weights, likely, *known),
             specs=["8 drafts, learned"],
         ),
         "learn_acceptance": OpCase(

@@ -57,10 +57,10 @@ def test_learn_acceptance(seed, rows, num_drafts, learns):
         (keep_drafting_triton, keeping(4), 10, lambda x: 3, "step is 3; accepted: 0 to 2"),
         (keep_drafting_triton, keeping(4), 3, lambda x: x[:1], "draft_limit has 1 entries"),
         (estimate_acceptance_triton, estimating(4), 3, lambda x: x[:-1], "weights has shape"),
-        (estimate_acceptance_triton, estimating(4), 4, lambda x: x.half(), "acceptance has dtype float16"),
-        (learn_acceptance_triton, learning(4), 12, lambda x: None, "sums and weights go together"),
-        (learn_acceptance_triton, learning(4), 12, lambda x: x.int(), "sums has dtype int32"),
-        (learn_acceptance_triton, learning(4), 9, lambda x: x[:-1], "previous has shape"),
+        (estimate_acceptance_triton, estimating(4), 7, lambda x: x.half(), "acceptance has dtype float16"),
+        (learn_acceptance_triton, learning(4), 10, lambda x: None, "sums and weights go together"),
+        (learn_acceptance_triton, learning(4), 10, lambda x: x.int(), "sums has dtype int32"),
+        (learn_acceptance_triton, learning(4), 8, lambda x: x[:-1], "forecast has shape"),
     ],
 )
 def test_what_a_kernel_cannot_take_is_refused(launch, args, index, change, message):

@@ -233,7 +233,7 @@ def merge(device: torch.device | str) -> None:
 
 def adapt(device: torch.device | str, name: str) -> None:
     s = make_state(device)
-    weights, sums, rounds = s.confidence.new_ones(DRAFTS + 1), ints(device, 6, DRAFTS).long(), ints(device, 1)
+    weights, sums, rounds = s.confidence.new_ones(DRAFTS + 1), ints(device, 7, DRAFTS).long(), ints(device, 1)
     other, costs, rate = s.confidence + 0.5, s.confidence.new_ones(DRAFTS + 1), s.confidence.new_ones(1)
     rows = (s.finished, s.length, s.limit)
     if name == "choose_budget":
@@ -241,13 +241,15 @@ def adapt(device: torch.device | str, name: str) -> None:
         shared = (s.draft_count, s.draft_limit, s.slot_of_row, widths, other, costs[:3].contiguous(), costs)
         choose_budget(*rows, *shared, rounds, ints(device, 1), rate)
     elif name == "keep_drafting":
-        shared = (s.draft_limit, s.slot_of_row, other, rate, costs[:DRAFTS].contiguous(), rate, rounds)
+        shared = (s.draft_limit, s.slot_of_row, other, ints(device, 3) + 16, costs[:3].contiguous(), costs, rounds)
         keep_drafting(*rows, *shared, 1, ints(device, 1))
     elif name == "estimate_acceptance":
-        estimate_acceptance(s.confidence, s.draft_count, s.slot_of_row, weights, other)
+        estimate_acceptance(
+            s.confidence, s.draft_count, s.slot_of_row, weights, other, *(other.clone() for _ in range(3))
+        )
     else:
         judged = (s.accepted, s.failed, s.finished, s.cu_tokens, s.slot_of_row, s.running)
-        learn_acceptance(s.confidence, other, *judged, rate, other.clone(), rate.clone(), rounds, sums, weights)
+        learn_acceptance(s.confidence, other, *judged, other.clone(), rounds, sums, weights)
 
 
 ADAPTIVE = ("choose_budget", "keep_drafting", "estimate_acceptance", "learn_acceptance")

@@ -16,7 +16,7 @@ import torch
 from draftgraph.graphs import DecodeState, StateShape
 from draftgraph.runtime.adaptive import (
     CURRENT_ROUND,
-    PREVIOUS_ROUND,
+    PREVIOUS_ROUNDS,
     AdaptiveBudget,
     BucketCosts,
     BudgetRule,
@@ -131,7 +131,7 @@ class Rows:
         verify = {1: [1.0, 1.9, 1.9, 9.0, 9.0, 9.0], 2: [1.0, 2.0, 3.2, 3.2, 4.2, 4.2]}[rows]
         table = CostTable({rows: BucketCosts.of(verify, [0.001] * (DRAFTS + 1))})
         self.budget.set_costs(table, {rows: WIDTHS})
-        self.budget.previous[:] = torch.tensor([0.9, 0.3])
+        self.budget.forecast[:] = torch.tensor([0.9, 0.3])
 
     def verified(self, drafts: list[Text]) -> list[int]:
         """How many of each row's drafts."""
@@ -193,15 +193,15 @@ def test_a_budget_that_sees_sampled_drafts_is_biased_and_ours_is_not(judge, rows
     assert distance(rows, CURRENT_ROUND, judge) > 0.01
     policy = create_policy(SpeculativeConfig(rejection_sample_method=judge))
     rule = lawful_rule(policy, samples_drafts=True, confidence_reads_drafts=True)
-    assert rule is PREVIOUS_ROUND
+    assert rule is PREVIOUS_ROUNDS
     assert distance(rows, rule, judge) < 1e-6
 
 
 def test_the_cases_are_worth_their_name():
     """The naive budget varies with the drafts; ours does not, but its share between two rows does."""
     assert len(distribution(2, CURRENT_ROUND, "standard", 3)[1]) > 1
-    assert distribution(2, PREVIOUS_ROUND, "standard", 3)[1] == {2}
-    work = Rows(2, PREVIOUS_ROUND)
+    assert distribution(2, PREVIOUS_ROUNDS, "standard", 3)[1] == {2}
+    work = Rows(2, PREVIOUS_ROUNDS)
     shares = {tuple(work.verified([a, b])) for a in ((0, 0), (1, 0)) for b in ((0, 0), (1, 0))}
     assert len(shares) > 1
 
@@ -267,15 +267,13 @@ def test_coupled_gives_the_same_text_whatever_the_budget_sees():
     assert len(budgets) > 1
 
 
-@pytest.mark.parametrize("rule", [CURRENT_ROUND, PREVIOUS_ROUND])
+@pytest.mark.parametrize("rule", [CURRENT_ROUND, PREVIOUS_ROUNDS])
 def test_only_a_rule_that_sees_them_stops_drafting_by_this_rounds_confidences(rule):
     stops = []
     for sure in (0.99, 0.01):
         work = Rows(1, rule)
-        work.budget._previous_rate.fill_(0.9)
+        work.budget.set_costs(CostTable({1: BucketCosts.of([1.0] * 6, [0.1, 0.2, 0.3])}), {1: WIDTHS})
         work.state.draft_count[0], work.state.confidence[0] = 1, torch.tensor([sure, 0.0])
-        work.budget._costs[1]["steps"].fill_(0.3)
-        work.budget._costs[1]["token"].fill_(0.0)
         work.budget.keep(work.state, 1, 1)
         stops.append(int(work.budget.stop))
     assert stops == ([0, 1] if rule.sees_drafts else [0, 0])

@@ -244,7 +244,7 @@ def touched(engine) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and name not in ("_last", "_carried"):  # made anew by every propose
                 tensors[f"speculator {name}"] = value
     if isinstance(core.budget, AdaptiveBudget):
-        kept = ("previous", "rounds", "_previous_rate", "_weights", "_sums")
+        kept = ("forecast", "rounds", "_weights", "_sums")
         tensors |= {f"budget {name}": getattr(core.budget, name) for name in kept}
     if core._logprobs is not None:
         tensors |= {"logprobs": core._logprobs.values, "logprob tokens": core._logprobs.tokens}
