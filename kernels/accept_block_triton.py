@@ -14,18 +14,18 @@ from .residual_triton import (
     sample_residual,
     write_accepted,
 )
-from .triton_support import UNFUSED, KernelSpec, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, draft_range, jit, tl
 from .vocabulary_parts import MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
 from .workspace import workspace
 
 
 @jit
-def _weights(p, q, NUM_DRAFTS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weights(p, q, num_drafts, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     # w_0 to w_K in [COLUMNS].
     column = tl.arange(0, COLUMNS)
     weights = tl.full((COLUMNS,), 1.0, tl.float32)
     weight = tl.full((), 1.0, tl.float32)
-    for j in range(NUM_DRAFTS):
+    for j in range(num_drafts):
         p_j = tl.sum(tl.where(column == j, p, 0.0), 0)
         q_j = tl.sum(tl.where(column == j, q, 0.0), 0)
         ratio = tl.div_rn(weight * p_j, tl.maximum(q_j, 1.1754943508222875e-38))
@@ -35,12 +35,12 @@ def _weights(p, q, NUM_DRAFTS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ig
 
 
 @jit
-def _block_size(proposal, NUM_DRAFTS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _block_size(proposal, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     # How many drafts come before the first that is none.
     return tl.min(tl.where(proposal >= 0, COLUMNS, tl.arange(0, COLUMNS)), 0)
 
 
-@jit(unspecialized=["parts"])
+@jit(unspecialized=["parts", "num_drafts"])
 def excess_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -54,7 +54,7 @@ def excess_kernel(  # type: ignore[no-untyped-def]
     excess,
     vocab,
     logits_stride,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
     parts,
     PART: tl.constexpr,
@@ -82,25 +82,25 @@ def excess_kernel(  # type: ignore[no-untyped-def]
         drafts,
         vocab,
         logits_stride,
-        NUM_DRAFTS,
+        num_drafts,
         COLUMNS,
     )
-    if index >= _block_size(proposal, NUM_DRAFTS, COLUMNS):
+    if index >= _block_size(proposal, COLUMNS):
         return
-    weights = _weights(p, q, NUM_DRAFTS, COLUMNS)
+    weights = _weights(p, q, num_drafts, COLUMNS)
     weight = tl.sum(tl.where(tl.arange(0, COLUMNS) == index, weights, 0.0), 0)
     token = part * PART + tl.arange(0, PART)
     inside = token < vocab
     at = (begin + index).to(tl.int64)
     x = tl.load(logits + at * logits_stride + token, mask=inside, other=0.0).to(tl.float32)
     everywhere = probability(tl.div_rn(x, heat), tl.load(log_normalizer + at), tl.load(threshold + at))
-    draft = (slot.to(tl.int64) * NUM_DRAFTS + index) * vocab
+    draft = (slot.to(tl.int64) * num_drafts + index) * vocab
     above = weight * everywhere - tl.load(draft_probs + draft + token, mask=inside, other=0.0)
     units = (tl.where(inside, tl.maximum(above, 0.0), 0.0) * 1099511627776.0).to(tl.int64)
-    tl.store(excess + (row * NUM_DRAFTS + index) * parts + part, tl.sum(units, 0))
+    tl.store(excess + (row * num_drafts + index) * parts + part, tl.sum(units, 0))
 
 
-@jit(unspecialized=["vocab", "logits_stride", "parts"])
+@jit(unspecialized=["vocab", "logits_stride", "parts", "num_drafts"])
 def decide_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -123,7 +123,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     vocab,
     logits_stride,
     STREAM: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     COLUMNS: tl.constexpr,
     parts,
     PARTS_2: tl.constexpr,
@@ -151,18 +151,18 @@ def decide_kernel(  # type: ignore[no-untyped-def]
         drafts,
         vocab,
         logits_stride,
-        NUM_DRAFTS,
+        num_drafts,
         COLUMNS,
     )
     # At temperature 0 the draft distribution says nothing.
-    weights = _weights(p, tl.where(heat > 0.0, q, 1.0), NUM_DRAFTS, COLUMNS)
-    block = _block_size(proposal, NUM_DRAFTS, COLUMNS)
+    weights = _weights(p, tl.where(heat > 0.0, q, 1.0), num_drafts, COLUMNS)
+    block = _block_size(proposal, COLUMNS)
     column = tl.arange(0, COLUMNS)
     if draft_probs is None:
         above = weights * (1.0 - p)
     else:
         part = tl.arange(0, PARTS_2)
-        place = (row * NUM_DRAFTS + column)[:, None] * parts + part[None, :]
+        place = (row * num_drafts + column)[:, None] * parts + part[None, :]
         known = ((column >= 1) & (column < block))[:, None] & (part < parts)[None, :]
         above = tl.sum(tl.load(excess + place, mask=known, other=0), 1).to(tl.float32) * 9.094947017729282e-13
     total = above + (1.0 - weights)
@@ -174,7 +174,7 @@ def decide_kernel(  # type: ignore[no-untyped-def]
     u = first_uniform(tl.load(seed + slot), position, STREAM)
     count = tl.max(tl.where(tried & (u <= chance), column, 0), 0)
     write_accepted(
-        proposal, count, sampled, token_failed, accepted, emitted, row_failed, slot, begin, NUM_DRAFTS, COLUMNS
+        proposal, count, sampled, token_failed, accepted, emitted, row_failed, slot, begin, num_drafts, COLUMNS
     )
     tl.store(rejected + row, tl.where((count < block) & (heat > 0.0), count, -1))
     tl.store(scale + row, tl.sum(tl.where(column == count, weights, 0.0), 0))
@@ -210,7 +210,7 @@ def accept_block_triton(
         return
     device = logits.device
     part, parts = part_size(vocab), num_parts(vocab)
-    columns = next_power_of_2(num_drafts + 1)
+    columns = draft_range(num_drafts)
     rejected = workspace("accept_block.rejected", rows, torch.int32, device)
     scale = workspace("accept_block.scale", rows, torch.float32, device)
     excess = workspace("accept_block.excess", rows * num_drafts * parts, torch.int64, device)
@@ -228,7 +228,7 @@ def accept_block_triton(
             excess,
             vocab,
             logits.stride(0),
-            NUM_DRAFTS=num_drafts,
+            num_drafts=num_drafts,
             COLUMNS=columns,
             parts=parts,
             PART=part,
@@ -248,7 +248,7 @@ def accept_block_triton(
         vocab,
         logits.stride(0),
         STREAM=ACCEPT,
-        NUM_DRAFTS=num_drafts,
+        num_drafts=num_drafts,
         COLUMNS=columns,
         parts=parts,
         PARTS_2=MOST_PARTS,

@@ -34,8 +34,8 @@ def advance_draft_reference(
 
     A live row has room for `limit - length - 1` drafts: one more could not be emitted. Where it has room for draft
     `step`, that is `chosen`, and -1 (no proposal) where the logits failed or the target has no such token. Where it has
-    room for another, `chosen` is the next window: one token at position `length + shift`. All other rows get the window
-    of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
+    room for another, `chosen` is the next window: one token at position `length + shift`, or 0 if that is negative. All
+    other rows get the window of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
 
     Args:
         chosen: int32 [N], N at least B, in the drafter's ids; row b's is at b.
@@ -49,7 +49,8 @@ def advance_draft_reference(
             the same vocabulary.
         step: which draft of the row, 0 to K - 1.
         shift: where the drafter keeps draft `step`, counted from `length`: `step` for a language model, `step - 1` for
-            a head that pairs a hidden state with the token after it. `length + shift` must not be negative.
+            a head that pairs a hidden state with the token after it, -2 for one whose drafts all stand where its last
+            pair did.
         draft_tokens: int32 [R1, K], column `step` is written, in the target's ids.
         confidence: float32 [R1, K], column `step` is written; 0 where there is no draft.
         draft_count: int32 [R1], written: the row's drafts so far, at most its room; 0 for finished rows.
@@ -71,7 +72,7 @@ def advance_draft_reference(
     draft_count[slots] = room.clamp_max(step + 1)
 
     goes_on = room > step + 1
-    position = torch.where(goes_on, length[slots] + shift, 0)
+    position = torch.where(goes_on, (length[slots] + shift).clamp_min(0), 0)
     slot = torch.where(goes_on, slot_of_row, reserved_slot)
     row = torch.arange(num_rows, dtype=torch.int32, device=chosen.device)
     for output, content, padding in (
@@ -125,7 +126,7 @@ def _advance_draft_cpu(
         count_of[slot] = min(room, step + 1)
         goes_on = room > step + 1
         tokens.append(token if goes_on else 0)
-        positions.append(row_length + shift if goes_on else 0)
+        positions.append(max(row_length + shift, 0) if goes_on else 0)
         owners.append(slot if goes_on else reserved_slot)
     padding = window_tokens.shape[0] - len(slots)
     window_tokens.numpy()[:] = tokens + [0] * padding
@@ -136,7 +137,7 @@ def _advance_draft_cpu(
     window_slot_of_row.numpy()[:] = owners
 
 
-@jit
+@jit(unspecialized=["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"])
 def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     chosen,
     chosen_confidence,
@@ -159,12 +160,12 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     step,
     shift,
-    NUM_ROWS: tl.constexpr,
-    NUM_DRAFTS: tl.constexpr,
+    num_rows,
+    num_drafts,
     BLOCK: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK)
-    inside = row < NUM_ROWS
+    inside = row < num_rows
     slot = tl.load(slot_of_row + row, mask=inside, other=0)
     live = inside & (tl.load(finished + slot, mask=inside, other=1).to(tl.int32) == 0)
     row_length = tl.load(length + slot, mask=inside, other=0)
@@ -174,14 +175,14 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     drafted = token if target_ids is None else tl.load(target_ids + token, mask=inside, other=-1)
     proposes = (room > step) & good & (drafted >= 0)
     # Rows that share a slot, the padding ones, are finished and all write the same.
-    place = slot.to(tl.int64) * NUM_DRAFTS + step
+    place = slot.to(tl.int64) * num_drafts + step
     sure = tl.load(chosen_confidence + row, mask=inside, other=0.0)
     tl.store(draft_tokens + place, tl.where(proposes, drafted, -1), mask=inside)
     tl.store(confidence + place, tl.where(proposes, sure, 0.0), mask=inside)
     tl.store(draft_count + slot, tl.minimum(room, step + 1), mask=inside)
 
     goes_on = room > step + 1
-    position = tl.where(goes_on, row_length + shift, 0)
+    position = tl.where(goes_on, tl.maximum(row_length + shift, 0), 0)
     owner = tl.where(goes_on, slot, reserved_slot)
     written = row < width
     tl.store(window_tokens + row, tl.where(goes_on, token, 0), mask=written)
@@ -265,15 +266,20 @@ def advance_draft_triton(
         slots - 1,
         step,
         shift,
-        NUM_ROWS=rows,
-        NUM_DRAFTS=num_drafts,
-        BLOCK=next_power_of_2(width),
+        num_rows=rows,
+        num_drafts=num_drafts,
+        BLOCK=_block(width),
         num_warps=1,
     )
 
 
+def _block(width: int) -> int:
+    """The same for all buckets."""
+    return max(16, next_power_of_2(width))
+
+
 def kernel_specs() -> list[KernelSpec]:
-    """The smallest bucket and the largest, and the largest with another vocabulary."""
+    """One kernel for all buckets, and one for another vocabulary; the first at two shapes."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows", "base", "window_slot_of_row"]
     names = ["chosen", "length", "limit", "slot_of_row", "draft_tokens", "draft_count", *window]
     return [
@@ -285,14 +291,12 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(names, "*i32"),
                 **dict.fromkeys(["chosen_confidence", "confidence"], "*fp32"),
                 **dict.fromkeys(["failed", "finished"], "*i1"),
-                **dict.fromkeys(["width", "reserved_slot", "step", "shift"], "i32"),
+                **dict.fromkeys(["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"], "i32"),
                 **({"target_ids": "*i32"} if mapped else {}),
             },
             constants={
                 **({} if mapped else {"target_ids": None}),
-                "NUM_ROWS": rows,
-                "NUM_DRAFTS": 4,
-                "BLOCK": width,
+                "BLOCK": _block(width),
             },
             num_warps=1,
             num_stages=3,

@@ -73,7 +73,7 @@ def _draft_distribution_cpu(
             q[int(sampled[row])] = 1.0
 
 
-@jit
+@jit(unspecialized=["step", "num_drafts"])
 def _draft_distribution_kernel(  # type: ignore[no-untyped-def]
     logits,
     sampled,
@@ -86,7 +86,7 @@ def _draft_distribution_kernel(  # type: ignore[no-untyped-def]
     vocab,
     logits_stride,
     step,
-    NUM_DRAFTS: tl.constexpr,
+    num_drafts,
     PART: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -101,7 +101,7 @@ def _draft_distribution_kernel(  # type: ignore[no-untyped-def]
     warm = probability_triton(z, tl.load(log_normalizer + row), tl.load(threshold + row))
     cold = (token == tl.load(sampled + row)).to(tl.float32)
     tl.store(
-        draft_probs + (slot * NUM_DRAFTS + step) * vocab + token,
+        draft_probs + (slot * num_drafts + step) * vocab + token,
         tl.where(heat > 0.0, warm, cold),
         mask=inside,
     )
@@ -154,7 +154,7 @@ def draft_distribution_triton(
         vocab,
         logits.stride(0),
         step,
-        NUM_DRAFTS=num_drafts,
+        num_drafts=num_drafts,
         PART=part,
         num_warps=part_warps(part),
         **UNFUSED,
@@ -179,8 +179,9 @@ def kernel_specs() -> list[KernelSpec]:
                 "vocab": "i32",
                 "logits_stride": "i32:16",
                 "step": "i32",
+                "num_drafts": "i32",
             },
-            constants={"NUM_DRAFTS": 4, "PART": part_size(vocab)},
+            constants={"PART": part_size(vocab)},
             num_warps=part_warps(part_size(vocab)),
             enable_fp_fusion=False,
             maxnreg=255,

@@ -20,6 +20,7 @@ def eh_norm(
     unit_offset: bool = False,
     zero_positions: torch.Tensor | None = None,
     hidden_first: bool = False,
+    embedding_scale: float = 1.0,
 ) -> torch.Tensor:
     """Embeddings and hidden states side by side, each normalised (Li et al. 2024, arXiv 2401.15077, section 4.1).
 
@@ -37,13 +38,17 @@ def eh_norm(
         unit_offset: the norms multiply with `1 + weight`.
         zero_positions: int32 [W], positions; at position 0 the embedding is zeroed. None zeroes nothing.
         hidden_first: the hidden state comes before the embedding.
+        embedding_scale: what embeddings are multiplied with before their norm.
 
     Returns:
         [W, 2H], in the type of `embedding`.
     """
     padding = (rows < 0)[:, None]
     blank = padding if zero_positions is None else padding | (zero_positions == 0)[:, None]
-    embedded = torch.where(blank, 0.0, F.embedding(tokens, embedding))
+    looked_up = F.embedding(tokens, embedding)
+    if embedding_scale != 1.0:
+        looked_up = looked_up * embedding_scale
+    embedded = torch.where(blank, 0.0, looked_up)
     read = hidden if states is None else hidden.index_select(0, states)
     read = torch.where(padding, 0.0, read)
     parts = [read, embedded] if hidden_first else [embedded, read]

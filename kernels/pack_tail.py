@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, row_range, tl
 
 
 def pack_tail_reference(
@@ -113,7 +113,7 @@ def _pack_tail_cpu(
     last.numpy()[:] = lasts + [0] * (last.shape[0] - len(lasts))
 
 
-@jit
+@jit(unspecialized=["width", "num_last", "context", "reserved_slot", "tail", "num_rows"])
 def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -133,13 +133,13 @@ def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     tail,
     MAPPED: tl.constexpr,
-    NUM_ROWS: tl.constexpr,
+    num_rows,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program: what each row has, then what each packed token is."""
     every_row = tl.arange(0, ROWS)
-    inside = every_row < NUM_ROWS
+    inside = every_row < num_rows
     slot_of = tl.load(slot_of_row + every_row, mask=inside, other=0)
     length_of = tl.load(length + slot_of, mask=inside, other=0)
     live = inside & (tl.load(finished + slot_of, mask=inside, other=1).to(tl.int32) == 0)
@@ -151,7 +151,7 @@ def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     tl.store(base + every_row, begin_of, mask=inside)
 
     at = tl.arange(0, BLOCK)
-    tl.store(last + at, tl.zeros((BLOCK,), tl.int32), mask=(at >= NUM_ROWS) & (at < num_last))
+    tl.store(last + at, tl.zeros((BLOCK,), tl.int32), mask=(at >= num_rows) & (at < num_last))
     tl.store(last + every_row, tl.where(size > 0, ends - 1, 0), mask=inside)
     # The row that each packed token belongs to; a row without tokens has none.
     mine = inside[None, :] & (ends[None, :] > at[:, None]) & ((ends - size)[None, :] <= at[:, None])
@@ -232,18 +232,23 @@ def pack_tail_triton(
         slots - 1,
         tail,
         MAPPED=draft_ids is not None,
-        NUM_ROWS=rows,
-        ROWS=next_power_of_2(rows),
-        BLOCK=next_power_of_2(max(width, last.shape[0])),
+        num_rows=rows,
+        ROWS=row_range(rows),
+        BLOCK=_block(max(width, last.shape[0])),
         num_warps=1,
     )
+
+
+def _block(width: int) -> int:
+    """The same for most buckets and tails."""
+    return max(32, next_power_of_2(width))
 
 
 def kernel_specs() -> list[KernelSpec]:
     """The smallest bucket and the largest, and the largest with another vocabulary."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows"]
     pointers = dict.fromkeys(["tokens", "length", "slot_of_row", *window, "cu_tokens", "base", "last"], "*i32")
-    scalars = dict.fromkeys(["width", "num_last", "reserved_slot", "tail"], "i32")
+    scalars = dict.fromkeys(["width", "num_last", "context", "reserved_slot", "tail", "num_rows"], "i32")
     return [
         KernelSpec(
             op="pack_tail",
@@ -253,15 +258,13 @@ def kernel_specs() -> list[KernelSpec]:
                 **pointers,
                 **scalars,
                 "finished": "*i1",
-                "context": "i32:16",
                 **({"draft_ids": "*i32"} if mapped else {}),
             },
             constants={
                 **({} if mapped else {"draft_ids": None}),
                 "MAPPED": mapped,
-                "NUM_ROWS": rows,
-                "ROWS": next_power_of_2(rows),
-                "BLOCK": width,
+                "ROWS": row_range(rows),
+                "BLOCK": _block(width),
             },
             num_warps=1,
             num_stages=3,

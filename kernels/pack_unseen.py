@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
 
 
 def pack_unseen_reference(
@@ -154,7 +154,22 @@ def _pack_unseen_cpu(
     queries.numpy()[:] = asked
 
 
-@jit
+_SIZES = (
+    "width",
+    "num_queries",
+    "context",
+    "reserved_slot",
+    "mask_token",
+    "mask_state",
+    "masks",
+    "num_rows",
+    "num_places",
+)
+# Tokens of the window at a time.
+_CHUNK = 32
+
+
+@jit(unspecialized=_SIZES)
 def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -178,15 +193,15 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     mask_token,
     mask_state,
-    MASKS: tl.constexpr,
-    NUM_ROWS: tl.constexpr,
+    masks,
+    num_rows,
+    num_places,
     ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """One program: what each row has, then what each packed token is."""
     every_row = tl.arange(0, ROWS)
-    inside = every_row < NUM_ROWS
+    inside = every_row < num_rows
     slot_of = tl.load(slot_of_row + every_row, mask=inside, other=0)
     length_of = tl.load(length + slot_of, mask=inside, other=1)
     live = inside & (tl.load(finished + slot_of, mask=inside, other=1).to(tl.int32) == 0)
@@ -194,7 +209,7 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     start_of = tl.load(start + slot_of, mask=inside, other=0)
     pairs = tl.where(live, tl.maximum(length_of - 1 - seen_of, 0), 0)
     room = tl.load(limit + slot_of, mask=inside, other=0) - length_of - 2
-    masked = tl.where(pairs > 0, tl.minimum(tl.maximum(room, 0), MASKS), 0)
+    masked = tl.where(pairs > 0, tl.minimum(tl.maximum(room, 0), masks), 0)
     first = tl.where(pairs > 0, seen_of, 0)
     owner = tl.where(pairs > 0, slot_of, reserved_slot)
     size = pairs + masked
@@ -204,13 +219,13 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     tl.store(cu_tokens + 1 + every_row, ends, mask=inside)
     tl.store(base + every_row, first, mask=inside)
     tl.store(window_slot_of_row + every_row, owner, mask=inside)
-    for draft in range(MASKS + 1):
+    for draft in range(masks + 1):
         place = tl.where((pairs > 0) & (draft <= masked), begins + pairs - 1 + draft, 0)
-        tl.store(queries + draft * NUM_ROWS + every_row, place, mask=inside)
+        tl.store(queries + draft * num_rows + every_row, place, mask=inside)
 
-    for block in range(0, BLOCK, CHUNK):
+    for block in range(0, num_places, CHUNK):
         at = block + tl.arange(0, CHUNK)
-        spare = (at >= NUM_ROWS * (MASKS + 1)) & (at < num_queries)
+        spare = (at >= num_rows * (masks + 1)) & (at < num_queries)
         tl.store(queries + at, tl.zeros((CHUNK,), tl.int32), mask=spare)
         # The row that each packed token belongs to; a row without tokens has none.
         mine = inside[None, :] & (ends[None, :] > at[:, None]) & (begins[None, :] <= at[:, None])
@@ -229,9 +244,6 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
         tl.store(window_slots + at, tl.where(used, slot, reserved_slot), mask=written)
         tl.store(window_rows + at, tl.where(used, row, -1), mask=written)
         tl.store(states + at, tl.where(known, origin + offset, mask_state), mask=written)
-
-
-_CHUNK = 32
 
 
 def pack_unseen_triton(
@@ -308,44 +320,40 @@ def pack_unseen_triton(
         slots - 1,
         mask_token,
         mask_state,
-        MASKS=masks,
-        NUM_ROWS=rows,
-        ROWS=next_power_of_2(rows),
-        BLOCK=max(width, queries.shape[0]),
-        CHUNK=min(_CHUNK, next_power_of_2(max(width, queries.shape[0]))),
+        masks,
+        rows,
+        max(width, queries.shape[0]),
+        ROWS=row_range(rows),
+        CHUNK=_CHUNK,
         num_warps=1,
     )
 
 
 def kernel_specs() -> list[KernelSpec]:
-    """The smallest bucket and the largest, and the largest with masked places."""
+    """One row and several."""
     names = ["tokens", "length", "limit", "slot_of_row", "start", "seen"]
     names += ["window_tokens", "window_positions", "window_slots", "window_rows"]
     names += ["cu_tokens", "base", "window_slot_of_row", "states", "queries"]
     return [
         KernelSpec(
             op="pack_unseen",
-            variant=f"{rows} row{'s' if rows > 1 else ''}{f', {masks} masks' if masks else ''}",
+            variant=f"{rows} row{'s' if rows > 1 else ''}",
             kernel=_pack_unseen_kernel,
             arguments={
                 **dict.fromkeys(names, "*i32"),
-                **dict.fromkeys(["width", "num_queries", "reserved_slot", "mask_token", "mask_state"], "i32"),
+                **dict.fromkeys(_SIZES, "i32"),
                 "finished": "*i1",
-                "context": "i32:16",
             },
             constants={
-                "MASKS": masks,
-                "NUM_ROWS": rows,
-                "ROWS": next_power_of_2(rows),
-                "BLOCK": width,
-                "CHUNK": min(_CHUNK, width),
+                "ROWS": row_range(rows),
+                "CHUNK": _CHUNK,
             },
             num_warps=1,
             num_stages=3,
             shape=f"{width} tokens of {rows} row{'s' if rows > 1 else ''}",
             bytes_moved=24 * width + 32 * rows,
         )
-        for rows, width, masks in ((1, 8, 0), (16, 128, 0), (16, 256, 6))
+        for rows, width in ((1, 8), (16, 256))
     ]
 
 

@@ -290,7 +290,7 @@ def acceptance_spec(
 ) -> KernelSpec:
     """A specialisation of one of these kernels; a pointer given as None in `constants` is none."""
     part = part_size(vocab)
-    sizes = {"PARTS_2": MOST_PARTS, "PART": part, "NUM_DRAFTS": 5, "COLUMNS": 8}
+    sizes = {"PARTS_2": MOST_PARTS, "PART": part, "COLUMNS": 8}
     names = kernel.arg_names
     constants = {key: value for key, value in (sizes | constants).items() if key in names}
     arguments = {key: value for key, value in POINTERS.items() if key in names and key not in constants}

@@ -12,15 +12,8 @@ import torch.nn.functional as F
 from .float8 import dequantize
 from .registration import define_op
 from .triton_support import KernelSpec, constants_of
-from .window_attention_triton import (
-    OPERANDS,
-    attend_kernel,
-    combine_config,
-    combine_kernel,
-    launch_config,
-    launch_options,
-    window_attention_triton,
-)
+from .window_attention_sizes import combine_config, launch_config, launch_options
+from .window_attention_triton import OPERANDS, attend_kernel, combine_kernel, window_attention_triton
 
 # Slices of the cache start and end at multiples of it.
 _BLOCK = 64

@@ -24,6 +24,11 @@ def head_attention(
 ) -> torch.Tensor:
     """Grouped-query attention (Ainslie et al. 2023) of a window: [W, hidden] to [W, Hq * D]."""
     projected = linear(normed, weights.qkv, weights.qkv_bias)
+    gates = None
+    if constants.output_gate:
+        queries = constants.num_heads * key_cache.shape[3]
+        projected, gates = projected.split([projected.shape[1] - queries, queries], dim=1)
+        projected, gates = projected.clone(memory_format=torch.contiguous_format), torch.sigmoid(gates)
     make_query = _write_and_turn if constants.writes_cache else _turn
     query = make_query(projected, weights, key_cache, value_cache, cos, sin, window, constants)
     attended = window_attention(
@@ -39,7 +44,8 @@ def head_attention(
         constants.sliding_window,
         constants.soft_cap,
     )
-    return attended.flatten(1)
+    attended = attended.flatten(1)
+    return attended if gates is None else attended * gates
 
 
 def _turn(

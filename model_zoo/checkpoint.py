@@ -105,7 +105,8 @@ def load_model(
     directory = Path(directory)
     config, family = _read(directory)
     last = config.num_layers
-    unused = tuple(f"model.layers.{layer}." for layer in range(last, last + config.num_next_token_layers))
+    # Modules for multi-token prediction belong to a drafter.
+    unused = ("mtp.", *(f"model.layers.{layer}." for layer in range(last, last + config.num_next_token_layers)))
     # Layers that read another's keys and values may be stored with unused projections for them.
     for layer in range(config.num_cached_layers, last):
         unused += tuple(f"model.layers.{layer}.self_attn.{part}." for part in ("k_proj", "v_proj", "k_norm", "v_norm"))

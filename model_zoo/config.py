@@ -28,6 +28,8 @@ class MoeConfig:
     """Of one expert."""
     shared_size: int = 0
     """Intermediate size of the feed-forward that every token takes besides (all shared experts in one); 0: none."""
+    shared_gate: bool = False
+    """That feed-forward's output is weighted with the sigmoid of a product with the token."""
     scoring: str = "softmax"
     """One of `SCORINGS`: how logits become scores."""
     choice_bias: bool = False
@@ -155,6 +157,8 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     """A bias on the projection that follows attention."""
+    output_gate: bool = False
+    """What a head attended is weighted with the sigmoid of a projection of the token, as wide as its queries."""
     mlp_bias: bool = False
     qk_norm: bool = False
     """An RMSNorm on every query and key head."""
@@ -183,7 +187,8 @@ class DecoderConfig:
     value_norm: bool = False
     """An RMSNorm without weights on every value head."""
     num_shared_layers: int = 0
-    """The last layers have no keys and values: they read those of the last layer of their type that has."""
+    """The last layers have no keys and values: they read those of the last layer of their type that has. All of them,
+    in a draft head that reads another model's."""
     shared_mlp_factor: int = 1
     """Those layers' feed-forwards are so many times as wide."""
     layer_scale: bool = False
@@ -232,15 +237,15 @@ class DecoderConfig:
     def _check_parts(self) -> None:
         if self.full_heads is not None and self.num_heads % self.full_heads.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of {self.full_heads.num_kv_heads}")
-        if not 0 <= self.num_shared_layers < self.num_layers:
-            raise ValueError(f"num_shared_layers must be 0 to {self.num_layers - 1}, got {self.num_shared_layers}")
+        if not 0 <= self.num_shared_layers <= self.num_layers:
+            raise ValueError(f"num_shared_layers must be 0 to {self.num_layers}, got {self.num_shared_layers}")
         alone = set(self.layer_types[self.num_cached_layers :]) - set(self.layer_types[: self.num_cached_layers])
-        if alone:
+        if alone and self.num_cached_layers:
             raise ValueError(f"no layer has the keys and values that the last ones of type {sorted(alone)} read")
         if self.moe is not None and not set(self.moe.layers) <= set(range(self.num_layers)):
             raise ValueError(f"layers {self.moe.layers} have a mixture, but there are {self.num_layers} layers")
         if self.mla is not None:
-            expected = {"num_kv_heads": 1, "head_dim": self.mla.cached_dim, "qk_norm": False}
+            expected = {"num_kv_heads": 1, "head_dim": self.mla.cached_dim, "qk_norm": False, "output_gate": False}
             for name, value in expected.items():
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} must be {value} with latent attention, got {getattr(self, name)}")
@@ -257,7 +262,8 @@ class DecoderConfig:
         """Rows of the fused projection that follows the attention's norm; see `LayerWeights.qkv`."""
         if self.mla is not None:
             return (self.mla.query_rank or self.num_heads * self.mla.head_dim) + self.mla.cached_dim
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        gates = self.num_heads if self.output_gate else 0
+        return (self.num_heads + 2 * self.num_kv_heads + gates) * self.head_dim
 
     @property
     def num_cached_layers(self) -> int:
@@ -265,11 +271,17 @@ class DecoderConfig:
         return self.num_layers - self.num_shared_layers
 
     def cached_layer(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: itself, or the last one of its type that has any."""
+        """The layer whose keys and values a layer reads: itself, or the last one of its type that has any; -1 where
+        none has.
+        """
         if layer < self.num_cached_layers:
             return layer
-        kinds = self.layer_types[: self.num_cached_layers]
-        return len(kinds) - 1 - kinds[::-1].index(self.layer_types[layer])
+        return self.last_cached_layer(self.layer_types[layer])
+
+    def last_cached_layer(self, kind: LayerType) -> int:
+        """The last layer of a type that has keys and values; -1 where there is none."""
+        owners = [layer for layer in range(self.num_cached_layers) if self.layer_types[layer] == kind]
+        return owners[-1] if owners else -1
 
     def heads_of_type(self, kind: LayerType) -> HeadsConfig:
         """The heads of the layers of one type."""

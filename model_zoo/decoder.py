@@ -101,6 +101,39 @@ def decoder_layer(
     return hidden if weights.scale is None else hidden * weights.scale
 
 
+def layer_constants(config: DecoderConfig, layer: int) -> LayerConstants:
+    """What of a model's configuration one of its layers' graph depends on."""
+    router = None
+    if config.moe is not None and config.has_mixture(layer):
+        moe = config.moe
+        router = RouterConstants(
+            experts_per_token=moe.experts_per_token,
+            scoring=moe.scoring,
+            num_groups=moe.num_groups,
+            groups_per_token=moe.groups_per_token,
+            group_members=moe.group_members,
+            normalize=moe.normalize,
+            normalize_min=moe.normalize_min,
+            scale=moe.scale,
+        )
+    return LayerConstants(
+        num_heads=config.num_heads,
+        norm_eps=config.norm_eps,
+        norm_unit_offset=config.norm_unit_offset,
+        activation=config.activation,
+        attention_scale=config.attention_scale,
+        sliding_window=config.window_of_layer(layer),
+        soft_cap=config.attention_soft_cap,
+        rope_interleaved=config.rope_interleaved,
+        latent_norm_eps=0.0 if config.mla is None else config.mla.norm_eps,
+        router=router,
+        value_norm=config.value_norm,
+        keys_are_values=config.heads_of_layer(layer).keys_are_values,
+        output_gate=config.output_gate,
+        writes_cache=config.cached_layer(layer) == layer,
+    )
+
+
 class DecoderModel:
     """A decoder: weights, rotary tables, and the compiled functions."""
 
@@ -132,7 +165,7 @@ class DecoderModel:
             for kind, rope in config.rope_by_type.items()
         }
         self._tables = [tables[kind] for kind in config.layer_types]
-        self._constants = [self._layer_constants(layer) for layer in range(config.num_layers)]
+        self._constants = [layer_constants(config, layer) for layer in range(config.num_layers)]
         self._sources = [(config.cached_layer(i), config.heads_of_layer(i)) for i in range(config.num_layers)]
         # Rounded to the model's type, as in transformers.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
@@ -141,36 +174,6 @@ class DecoderModel:
         self._layer = compile_region(decoder_layer)
         self._norm = compile_region(rms_norm)
         self._project_inputs = compile_region(layer_inputs)
-
-    def _layer_constants(self, layer: int) -> LayerConstants:
-        config, router = self.config, None
-        if config.moe is not None and config.has_mixture(layer):
-            moe = config.moe
-            router = RouterConstants(
-                experts_per_token=moe.experts_per_token,
-                scoring=moe.scoring,
-                num_groups=moe.num_groups,
-                groups_per_token=moe.groups_per_token,
-                group_members=moe.group_members,
-                normalize=moe.normalize,
-                normalize_min=moe.normalize_min,
-                scale=moe.scale,
-            )
-        return LayerConstants(
-            num_heads=config.num_heads,
-            norm_eps=config.norm_eps,
-            norm_unit_offset=config.norm_unit_offset,
-            activation=config.activation,
-            attention_scale=config.attention_scale,
-            sliding_window=config.window_of_layer(layer),
-            soft_cap=config.attention_soft_cap,
-            rope_interleaved=config.rope_interleaved,
-            latent_norm_eps=0.0 if config.mla is None else config.mla.norm_eps,
-            router=router,
-            value_norm=config.value_norm,
-            keys_are_values=config.heads_of_layer(layer).keys_are_values,
-            writes_cache=config.cached_layer(layer) == layer,
-        )
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
         """Allocates zeroed keys and values.

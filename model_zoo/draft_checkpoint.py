@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,13 @@ from .eagle import config as eagle_config
 from .eagle3 import checkpoint as eagle3_checkpoint
 from .eagle3 import config as eagle3_config
 from .errors import CheckpointError
+from .gemma4_assistant import checkpoint as gemma4_assistant_checkpoint
+from .gemma4_assistant import config as gemma4_assistant_config
 from .medusa import checkpoint as medusa_checkpoint
 from .medusa import config as medusa_config
+from .mtp import checkpoint as mtp_checkpoint
+from .mtp import config as mtp_config
+from .mtp.config import TARGET_MARK
 from .placement import Placement
 from .safetensors_files import StoredTensor, read_json
 
@@ -39,6 +44,15 @@ class HeadFamily(NamedTuple):
     optional: frozenset[str]
     """Those of them that a checkpoint may lack."""
     build: Callable[..., Any]
+    names: Callable[[Mapping[str, Any], Collection[str]], dict[str, str]] | None = None
+    """In place of `rename`, for tensors that lie among those of a target: the names in the files by those that the
+    shared loader knows, of config.json and all names in the files."""
+    method: str | None = None
+    """Of the speculative config, where it is not the family's name."""
+
+
+def _as_it_is(name: str) -> str:
+    return name
 
 
 HEAD_FAMILIES: dict[str, HeadFamily] = {
@@ -69,8 +83,28 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         frozenset(),
         eagle_checkpoint.build,
     ),
+    "gemma4_assistant": HeadFamily(
+        gemma4_assistant_checkpoint.recognises,
+        gemma4_assistant_checkpoint.rename,
+        gemma4_assistant_config.read_config,
+        gemma4_assistant_checkpoint.placements,
+        gemma4_assistant_checkpoint.extras,
+        frozenset(),
+        gemma4_assistant_checkpoint.build,
+        method=gemma4_assistant_config.Gemma4AssistantConfig.method,
+    ),
+    "mtp": HeadFamily(
+        mtp_checkpoint.recognises,
+        _as_it_is,
+        mtp_config.read_config,
+        mtp_checkpoint.placements,
+        mtp_checkpoint.extras,
+        frozenset(),
+        mtp_checkpoint.build,
+        mtp_checkpoint.names,
+    ),
 }
-"""By method, the most particular first."""
+"""By name, the most particular first."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +120,17 @@ class DraftCheckpoint:
     """Names in the files, by the names that the placements use."""
     placements: Mapping[str, Placement]
     extras: Extras
+    family: HeadFamily
+
+    @property
+    def inside_target(self) -> bool:
+        """Whether the tensors of a target, which it has no use for, lie in the same files."""
+        return TARGET_MARK in self.tensors.stored and TARGET_MARK not in self.names.values()
 
     @property
     def missing(self) -> list[str]:
         """Tensors that it should have and has not, by the names that the placements use."""
-        optional = HEAD_FAMILIES[self.config.method].optional
-        wanted = [*self.placements, *(name for name in self.extras if name not in optional)]
+        wanted = [*self.placements, *(name for name in self.extras if name not in self.family.optional)]
         return [name for name in wanted if name not in self.names]
 
     @property
@@ -140,22 +179,25 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
     """
     directory = Path(directory)
     hf, tensors = read_json(directory / "config.json"), open_tensors(directory)
-    named = {name: _names(family, tensors) for name, family in HEAD_FAMILIES.items()}
+    methods = {name: family.method or name for name, family in HEAD_FAMILIES.items()}
+    named = {name: _names(family, hf, tensors) for name, family in HEAD_FAMILIES.items()}
     kinds = [name for name, family in HEAD_FAMILIES.items() if family.recognises(hf, named[name])]
-    if method is not None and method not in kinds:
-        what = f"looks like one of method {kinds[0]!r}" if kinds else f"is none that {', '.join(HEAD_FAMILIES)} know"
+    fitting = [name for name in kinds if method in (None, methods[name])]
+    known = ", ".join(dict.fromkeys(methods.values()))
+    if method is not None and not fitting:
+        what = f"looks like one of method {methods[kinds[0]]!r}" if kinds else f"is none that {known} know"
         raise CheckpointError(f"{directory} holds no draft head of method {method!r}: it {what}")
-    if not kinds:
-        raise CheckpointError(
-            f"{directory} holds no draft head of a known layout; known methods: {', '.join(HEAD_FAMILIES)}"
-        )
-    kind = method or kinds[0]
-    family, names = HEAD_FAMILIES[kind], named[kind]
+    if not fitting:
+        raise CheckpointError(f"{directory} holds no draft head of a known layout; known methods: {known}")
+    family, names = HEAD_FAMILIES[fitting[0]], named[fitting[0]]
     config = family.read_config(hf, {name: tensors.stored[stored] for name, stored in names.items()}, numbering)
-    return DraftCheckpoint(directory, hf, config, tensors, names, family.placements(config), family.extras(config))
+    placements, extras = family.placements(config), family.extras(config)
+    return DraftCheckpoint(directory, hf, config, tensors, names, placements, extras, family)
 
 
-def _names(family: HeadFamily, tensors: DraftTensors) -> dict[str, str]:
+def _names(family: HeadFamily, hf: Mapping[str, Any], tensors: DraftTensors) -> dict[str, str]:
+    if family.names is not None:
+        return family.names(hf, tensors.stored)
     named = ((family.rename(stored), stored) for stored in tensors.stored)
     return {name: stored for name, stored in named if name is not None}
 
@@ -185,7 +227,7 @@ def load_head(
     """
     checkpoint.check()
     checkpoint.config.check_target(target.config)
-    family, config = HEAD_FAMILIES[checkpoint.config.method], checkpoint.config
+    family, config = checkpoint.family, checkpoint.config
     layers = getattr(config, "layers", target.config)
     builder = HeadBuilder(layers, checkpoint.placements, dtype=target.dtype, device=str(target.device))
     by_file = {checkpoint.names[name]: name for name in checkpoint.placements}

@@ -59,6 +59,8 @@ class HeadConfig:
     """A draft head: what it reads of the target, and what it writes."""
 
     method: ClassVar[str]
+    reads_target_cache: ClassVar[bool] = False
+    """It has queries alone, which read the target's keys and values; all drafts of a round stand at one position."""
 
     format: str
     """The layout of the checkpoint, for people."""
@@ -73,6 +75,11 @@ class HeadConfig:
     def states_of(self, target: DecoderConfig) -> tuple[int, ...]:
         """The hidden states that it reads: indices into transformers' `hidden_states`. Here, the last."""
         return (target.num_layers,)
+
+    @property
+    def logits_per_token(self) -> int:
+        """Of how many tokens the logits are computed for one draft."""
+        return self.draft_vocab_size
 
     def matrix_elements(self, *, of_target: bool) -> int:
         """Elements of the matrices that a forward reads besides those of its decoder layers and its head to the

@@ -15,7 +15,8 @@ from .draft_config import HeadConfig
 class DraftHead(Protocol):
     """A head with a KV cache of its own: EAGLE's, and multi-token prediction modules.
 
-    Position j of its cache holds what it made of the target's hidden state at j and token j + 1.
+    Position j of its cache holds what it made of the target's hidden state at j and token j + 1. A head whose config
+    says `reads_target_cache` has none, and every `cache` below is the target's, which it only reads.
     """
 
     config: HeadConfig
@@ -55,3 +56,22 @@ class DraftHead(Protocol):
 
     def read_out(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of a forward's output, what `read_own` takes for the next token, [W, hidden], and the logits, [W, Vd]."""
+
+
+class ModularHead(DraftHead, Protocol):
+    """A head of one or several modules, each applied at a step of its own (DeepSeek-V3, section 2.2).
+
+    Module i's input at position j is what module i - 1 made there, the target's hidden state for the first, and token
+    j + 1 + i. All modules keep their keys and values at position j.
+    """
+
+    num_modules: int
+
+    def read_own(self, window: Window, hidden: torch.Tensor, cache: KvCache, module: int = 0) -> torch.Tensor:
+        """Runs one module: [W, hidden] to [W, hidden]."""
+
+    def feedback(self, hidden: torch.Tensor, module: int) -> torch.Tensor:
+        """Of a module's output, what the next module takes, [W, hidden]."""
+
+    def logits(self, hidden: torch.Tensor, module: int) -> torch.Tensor:
+        """The logits of what `feedback` gave, [W, V]."""

@@ -33,13 +33,7 @@ class HeadBuilder(WeightBuilder):
 
     def layers(self) -> tuple[LayerWeights, ...]:
         """The layers; a first layer without a norm before attention has None there."""
-        fields: list[dict[str, torch.Tensor | None]] = [
-            {"attention_norm": None} for _ in range(self._config.num_layers)
-        ]
-        for (layer, field), weight in self._weights.items():
-            if layer is not None:
-                fields[layer][field] = weight
-        return tuple(LayerWeights(**values) for values in fields)  # type: ignore[arg-type]
+        return tuple(LayerWeights(**{"attention_norm": None, **fields}) for fields in self.layer_fields())
 
 
 def own_or_shared(own: torch.Tensor | None, target: DecoderModel) -> torch.Tensor:
@@ -48,3 +42,15 @@ def own_or_shared(own: torch.Tensor | None, target: DecoderModel) -> torch.Tenso
     if own is None or (own.shape == shared.shape and torch.equal(own, shared)):
         return shared
     return own
+
+
+def own_or_shared_head(own: torch.Tensor | None, target: DecoderModel) -> torch.Tensor | None:
+    """The head's projection to the vocabulary, packed; the target's where it has an equal one, None where none."""
+    shared = target.weights.head
+    if own is not None and own.shape == shared.shape and torch.equal(_plain(own), _plain(shared)):
+        return shared
+    return own
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_dense() if weight.is_mkldnn else weight

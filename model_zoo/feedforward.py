@@ -92,6 +92,8 @@ def feed_forward(
     if weights.gate_up is not None and weights.down is not None:
         dense = (weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias)
         update = gated(normed, *dense, constants.activation)
+        if weights.mixture is not None and weights.mixture.shared_gate is not None:
+            update = update * torch.sigmoid(linear(normed, weights.mixture.shared_gate))
         if weights.dense_post_norm is not None:
             update = rms_norm(update, weights.dense_post_norm, eps, unit_offset)
     if weights.mixture is not None and constants.router is not None:

@@ -52,6 +52,8 @@ class Placement(NamedTuple):
     """Of the weight; None: that of the model."""
     factor: float = 1.0
     """What the checkpoint's numbers are multiplied with."""
+    pairs: tuple[int, int] | None = None
+    """Blocks of so many rows go in turns to `start` and to a second row that is given here; None: all to `start`."""
 
     @property
     def rows(self) -> int:
@@ -114,7 +116,12 @@ def _heads(config: DecoderConfig, layer: int) -> _Parts:
     hidden, heads = config.hidden_size, config.heads_of_layer(layer)
     queries, keys = config.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     owner = config.cached_layer(layer) == layer
-    yield from _linear("self_attn.q_proj", "qkv", layer, 0, (queries, hidden), config.qkv_bias)
+    if config.output_gate:
+        # Of each head the query's rows, then the gate's.
+        pairs, shape = (heads.head_dim, queries + 2 * keys), (2 * queries, hidden)
+        yield "self_attn.q_proj.weight", Placement("qkv", layer, 0, shape, pairs=pairs)
+    else:
+        yield from _linear("self_attn.q_proj", "qkv", layer, 0, (queries, hidden), config.qkv_bias)
     if owner:
         yield from _linear("self_attn.k_proj", "qkv", layer, queries, (keys, hidden), config.qkv_bias)
     if owner and not heads.keys_are_values:
@@ -165,6 +172,8 @@ def _mixture(config: DecoderConfig, moe: MoeConfig, layer: int, fused: bool) -> 
         yield "pre_feedforward_layernorm_2.weight", Placement("mixture.norm", layer, 0, (hidden,))
         yield "post_feedforward_layernorm_2.weight", Placement("mixture.post_norm", layer, 0, (hidden,))
         yield "post_feedforward_layernorm_1.weight", Placement("dense_post_norm", layer, 0, (hidden,))
+    if moe.shared_gate:
+        yield "mlp.shared_expert_gate.weight", Placement("mixture.shared_gate", layer, 0, (1, hidden))
     up, down = "mixture.gate_up", "mixture.down"
     if fused:
         yield "mlp.experts.gate_up_proj", Placement(up, layer, 0, (experts, 2 * size, hidden), stack=experts)
@@ -222,7 +231,13 @@ class WeightBuilder:
         rows = tensor.reshape(placement.rows, *trailing)
         if placement.factor != 1.0:
             rows = rows * placement.factor
-        self._weights[key].narrow(0, placement.start, placement.rows).copy_(rows)
+        if placement.pairs is None:
+            self._weights[key].narrow(0, placement.start, placement.rows).copy_(rows)
+        else:
+            size, second = placement.pairs
+            blocks = rows.unflatten(0, (-1, 2, size))
+            for start, part in ((placement.start, blocks[:, 0]), (second, blocks[:, 1])):
+                self._weights[key].narrow(0, start, placement.rows // 2).copy_(part.flatten(0, 1))
         self._missing[key] -= 1
         if self._missing[key]:
             return
@@ -234,9 +249,8 @@ class WeightBuilder:
             if self._weights[key] is not plain:
                 self._spare.setdefault((tuple(plain.shape), dtype), []).append(plain)
 
-    def build(self) -> DecoderWeights:
-        """The finished weights; every tensor must have been added."""
-        self._spare.clear()
+    def layer_fields(self) -> list[dict[str, Any]]:
+        """The fields of each layer's `LayerWeights`; every tensor must have been added."""
         layers: list[dict[str, Any]] = [{"gate_up": None, "down": None} for _ in range(self._config.num_layers)]
         for (layer, field), weight in self._weights.items():
             if layer is not None:
@@ -246,11 +260,16 @@ class WeightBuilder:
             for part, kind in _PARTS.items():
                 if part in fields:
                     fields[part] = kind(**fields[part])
+        return layers
+
+    def build(self) -> DecoderWeights:
+        """The finished weights; every tensor must have been added."""
+        self._spare.clear()
         embedding = self._weights[None, "embedding"]
         tied = self._config.tie_word_embeddings
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(LayerWeights(**fields) for fields in layers),
+            layers=tuple(LayerWeights(**fields) for fields in self.layer_fields()),
             final_norm=self._weights[None, "final_norm"],
             head=pack_weight(embedding) if tied else self._weights[None, "head"],
             layer_embedding=self._weights.get((None, "layer_embedding")),

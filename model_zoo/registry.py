@@ -31,6 +31,8 @@ from .qwen3 import checkpoint as qwen3_checkpoint
 from .qwen3 import config as qwen3_config
 from .qwen3_moe import checkpoint as qwen3_moe_checkpoint
 from .qwen3_moe import config as qwen3_moe_config
+from .qwen3_next import checkpoint as qwen3_next_checkpoint
+from .qwen3_next import config as qwen3_next_config
 
 
 class Family(NamedTuple):
@@ -53,6 +55,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(qwen2_config.read_config, qwen2_checkpoint.LAYER_NORMS, qwen2_checkpoint.rename),
     "qwen3": Family(qwen3_config.read_config, qwen3_checkpoint.LAYER_NORMS, qwen3_checkpoint.rename),
     "qwen3_moe": Family(qwen3_moe_config.read_config, qwen3_moe_checkpoint.LAYER_NORMS, qwen3_moe_checkpoint.rename),
+    "qwen3_next": Family(
+        qwen3_next_config.read_config, qwen3_next_checkpoint.LAYER_NORMS, qwen3_next_checkpoint.rename
+    ),
     "mimo": Family(mimo_config.read_config, mimo_checkpoint.LAYER_NORMS, mimo_checkpoint.rename),
     "glm4_moe": Family(glm4_moe_config.read_config, glm4_moe_checkpoint.LAYER_NORMS, glm4_moe_checkpoint.rename),
     "deepseek_v3": Family(

@@ -39,6 +39,8 @@ class MixtureWeights(NamedTuple):
     """[hidden], of the experts' input, likewise."""
     post_norm: torch.Tensor | None = None
     """[hidden], on the mixture's output."""
+    shared_gate: torch.Tensor | None = None
+    """[1, hidden], of the shared experts."""
 
 
 class LatentWeights(NamedTuple):
@@ -67,8 +69,8 @@ class LayerWeights(NamedTuple):
     attention_norm: torch.Tensor | None
     """[hidden]; None: attention takes the layer's input as it is."""
     qkv: torch.Tensor
-    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values. With latent attention the queries' latent (or the queries),
-    then the latent of keys and values, then the rotary key."""
+    """[(Hq + 2 Hkv) * D, hidden]: queries, keys, values; Hq * D more where heads are gated. With latent attention the
+    queries' latent (or the queries), then the latent of keys and values, then the rotary key."""
     output: torch.Tensor
     """[hidden, Hq * Dv]."""
     mlp_norm: torch.Tensor
@@ -135,5 +137,7 @@ class LayerConstants(NamedTuple):
     value_norm: bool = False
     keys_are_values: bool = False
     """See `config.HeadsConfig`."""
+    output_gate: bool = False
+    """See `config.DecoderConfig`."""
     writes_cache: bool = True
     """False: the layer reads another's keys and values and has queries alone."""

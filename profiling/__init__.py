@@ -14,11 +14,13 @@ from .floor import (
     suffix_cost,
 )
 from .observer import Observer, Observers
+from .sizes import LayerSizes
 from .step_timer import StepEvent, StepTime, StepTimer, phase_seconds, total_calls, total_seconds
 
 __all__ = [
     "DeviceRates",
     "Efficiency",
+    "LayerSizes",
     "ModelSizes",
     "Observer",
     "Observers",

@@ -1,88 +1,23 @@
 """The floor: the bytes that a step must move and the products it must compute, and the least time they take.
 
 Counted is what no implementation of the program at its shapes can avoid: weights once per pass, the keys and values
-of what is committed, those that the window adds, the logits from verify to accept, and the decode state. Activations
-between the ops of a forward are not counted: they can stay in caches and registers. Operations are those of matrix
-products, two per multiply-add; all other arithmetic is bound by the bytes.
+of what is committed, those that the window adds, the logits from verify to accept, and the decode state; of mixtures
+of experts, those that the tokens of the window are expected to choose. Activations between the ops of a forward are not
+counted: they can stay in caches and registers. Operations are those of matrix products, two per multiply-add; all
+other arithmetic is bound by the bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
 from .device_rates import DeviceRates
+from .sizes import ModelSizes as ModelSizes
 
 _INT32, _INT64 = 4, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSizes:
-    """The sizes of a decoder that decide what it reads and computes. The caller makes it from a model's config."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int, ...]
-    """One per layer: the sliding window, 0 for full attention."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
-        if not self.windows or min(self.windows) < 0:
-            raise ValueError(f"windows needs one value of at least 0 per layer, got {self.windows}")
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.windows)
-
-    @property
-    def layer_matrices(self) -> int:
-        """Elements of one layer's matrices: queries, keys, values, output, gate, up, down."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def layer_vectors(self) -> int:
-        """Elements of one layer's norms and biases."""
-        vectors = 2 * self.hidden_size
-        vectors += self.qkv_bias * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        vectors += self.output_bias * self.hidden_size
-        vectors += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        vectors += self.qk_norm * 2 * self.head_dim
-        return vectors + self.post_norms * 2 * self.hidden_size
-
-    @property
-    def body(self) -> int:
-        """Elements that one pass reads before the head: all layers and the final norm."""
-        return self.body_of(self.num_layers)
-
-    def body_of(self, layers: int) -> int:
-        """Elements that a pass of so many layers and the final norm reads."""
-        return layers * (self.layer_matrices + self.layer_vectors) + self.hidden_size
-
-    @property
-    def head(self) -> int:
-        """Elements of the head, read whole by every verify. A tied embedding is read here, as the head."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def kv_per_token(self) -> int:
-        """Elements of the keys and values of one token in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +125,9 @@ def forward_cost(
     """A pass of a decoder over packed windows; a drafter's passes are counted with it too.
 
     The embedding is a gather: `width` rows of the table are read. Matrix products run over all `width` positions,
-    padding included; attention over the `rows * window` tokens that are there. A window token sees the `context`
-    before it, itself and the window tokens before it, or as many of those as a layer's sliding window lets it.
+    padding included; attention and experts over the `rows * window` tokens that are there. A window token sees the
+    `context` before it, itself and the window tokens before it, or as many of those as a layer's sliding window lets
+    it. Of a mixture the experts that the tokens choose are read, see `LayerSizes.distinct_experts`.
 
     Args:
         sizes: of the model.
@@ -205,18 +141,22 @@ def forward_cost(
         layers: the first layer that runs, and the one that does not any more; None: all of them.
     """
     first, last = (0, sizes.num_layers) if layers is None else layers
-    element, kv_element = dtype.itemsize, (kv_dtype or dtype).itemsize
-    read = (sizes.body_of(last - first) + width * sizes.hidden_size) * element
+    element, kv_element, tokens = dtype.itemsize, (kv_dtype or dtype).itemsize, rows * window
+    # The final norm, and the tables' rows of the tokens.
+    read: float = (sizes.hidden_size + width * sizes.hidden_size) * element
+    if sizes.layer_inputs and last > first:
+        read += (sizes.input_matrices + sizes.layer_input_norm + width * sizes.layer_inputs) * element
     written = 0.0
-    multiply_adds = width * (last - first) * sizes.layer_matrices
-    for sliding in sizes.windows[first:last]:
+    multiply_adds = width * sizes.input_matrices if last > first else 0.0
+    for layer in sizes.layers[first:last]:
+        sliding = layer.sliding
         reach = min(context, sliding - 1) if sliding else context
         seen = window * context + window * (window + 1) / 2
         if sliding:
             seen = min(seen, window * sliding)
-        read += rows * reach * 2 * sizes.num_kv_heads * sizes.head_dim * kv_element
-        written += rows * window * 2 * sizes.num_kv_heads * sizes.head_dim * kv_element
-        multiply_adds += rows * seen * 2 * sizes.num_heads * sizes.head_dim
+        read += layer.weight_bytes(tokens, element) + rows * reach * layer.cached * kv_element
+        written += tokens * layer.written * kv_element
+        multiply_adds += layer.multiply_adds(width, tokens) + rows * seen * layer.pair_products
     if head:
         read += sizes.head * element
         written += width * sizes.vocab_size * element

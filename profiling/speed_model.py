@@ -159,7 +159,11 @@ def estimate(
     return Estimate(num_drafts=num_drafts, tokens_per_round=tokens, round_ms=round_ms, baseline_ms=baseline_ms)
 
 
-def best_depth(estimates: Sequence[Estimate], tolerance: float = 0.01) -> int:
+TOLERANCE = 0.01
+"""By how much of the best speed-up a suggestion may fall short, if it drafts less for it."""
+
+
+def best_depth(estimates: Sequence[Estimate], tolerance: float = TOLERANCE) -> int:
     """The fewest drafts whose speed-up is within `tolerance` of the best: what more drafts give must be worth it.
 
     Raises `ValueError` when there are no estimates.

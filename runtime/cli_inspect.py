@@ -74,6 +74,7 @@ def _show_draft(console: Console, report: dict[str, Any]) -> None:
         ("checkpoint", report["checkpoint"]),
         ("method", report["method"]),
         ("format", report["format"]),
+        ("place", "inside a target's checkpoint" if report["inside_target"] else None),
         ("drafts per round", "not given" if depth is None else str(depth)),
         ("drafting", "all tokens in one pass" if report["parallel"] else None),
         ("target's hidden size", str(report["target_hidden_size"])),

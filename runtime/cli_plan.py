@@ -208,6 +208,8 @@ def _parts(costs: BucketCosts, drafts: int) -> dict[str, float]:
 
 
 def _show(console: Console, found: Plan, speculation: SpeculativeConfig, *, measured_alpha: bool) -> None:
+    from ..profiling.speed_model import TOLERANCE
+
     acceptance = found.acceptance
     source = "measured" if measured_alpha else "given"
     line = f"alpha {acceptance.alpha:.3f} ({source}): the chance that a draft is accepted after those before it were"
@@ -236,5 +238,5 @@ def _show(console: Console, found: Plan, speculation: SpeculativeConfig, *, meas
         console.print("No number of drafts is expected to pay here: decode plainly.", highlight=False)
         return
     ways = "; ".join(f"{first} to {last} rows: K = {depth}" for first, last, depth in found.table)
-    console.print(f"suggested: {ways}", highlight=False)
+    console.print(f"suggested: {ways} (the fewest drafts within {TOLERANCE:.0%} of the best speed-up)", highlight=False)
     console.print(f"--speculative-config '{json.dumps(suggestion.to_dict())}'", highlight=False, soft_wrap=True)

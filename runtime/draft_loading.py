@@ -13,6 +13,7 @@ from ..model_zoo.checkpoint import read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
 from ..profiling.speed_model import expected_tokens
+from .model_sizes import model_sizes
 from .models import resolve_model
 from .progress import ProgressCallback
 from .speculative_config import SpeculativeConfig
@@ -98,10 +99,11 @@ def check_draft(
 
 
 def weights_per_token(config: DecoderConfig) -> int:
-    """The parameters that one forward reads: those of the layers and of the head."""
-    heads = config.num_heads * config.head_dim
-    layer = config.hidden_size * (config.qkv_size + heads + 3 * config.intermediate_size)
-    return config.num_layers * layer + config.vocab_size * config.hidden_size
+    """The parameters of matrices that one token's forward reads: those of the layers, of the experts that it chooses,
+    and of the head.
+    """
+    sizes = model_sizes(config)
+    return round(sum(layer.multiply_adds(1, 1) for layer in sizes.layers)) + sizes.head
 
 
 def _warn_of_other_tokens(draft: DraftSource, target_path: Path) -> None:

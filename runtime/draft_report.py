@@ -9,6 +9,7 @@ from ..model_zoo.config import DecoderConfig
 from ..model_zoo.draft_checkpoint import DraftCheckpoint, open_draft
 from ..model_zoo.eagle3.config import Eagle3Config
 from ..model_zoo.errors import CheckpointError, UnsupportedModelError
+from ..model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
 from ..model_zoo.medusa.config import MedusaConfig
 from .head_loading import describe_layers
 from .models import resolve_model
@@ -24,10 +25,10 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         numbering: how the checkpoint numbers the target's layers, in place of its format's way.
 
     Returns:
-        `checkpoint`, `method`, `format`, `num_speculative_tokens` (None where it does not say), `target_hidden_size`,
-        `hidden_states` (which of the target's it reads, for people), `vocabulary`, `parallel`, `missing` and
-        `unexpected` tensors, `problem` (of its tensors; None if there is none), `target`, and `mismatch` (None if
-        they fit, or if no target was named).
+        `checkpoint`, `method`, `format`, `inside_target` (whether a target lies in the same files),
+        `num_speculative_tokens` (None where it does not say), `target_hidden_size`, `hidden_states` (which of the
+        target's it reads, for people), `vocabulary`, `parallel`, `missing` and `unexpected` tensors, `problem` (of its
+        tensors; None if there is none), `target`, and `mismatch` (None if they fit, or if no target was named).
 
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
@@ -41,6 +42,7 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         "checkpoint": str(path),
         "method": config.method,
         "format": config.format,
+        "inside_target": checkpoint.inside_target,
         "num_speculative_tokens": config.depth or checkpoint_depth(config.method, checkpoint.hf),
         "target_hidden_size": config.target_hidden_size,
         "hidden_states": _hidden_states(checkpoint, against),
@@ -56,6 +58,8 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
 
 def _hidden_states(checkpoint: DraftCheckpoint, target: DecoderConfig | None) -> str:
     config = checkpoint.config
+    if isinstance(config, Gemma4AssistantConfig):
+        return f"the last, after the final norm, and the target's keys and values{_sources(config, target)}"
     if not isinstance(config, Eagle3Config):
         return "the last, after the final norm"
     try:
@@ -64,8 +68,21 @@ def _hidden_states(checkpoint: DraftCheckpoint, target: DecoderConfig | None) ->
         return describe_layers(config.aux, None)
 
 
+def _sources(config: Gemma4AssistantConfig, target: DecoderConfig | None) -> str:
+    if target is None:
+        return f" of {', '.join(dict.fromkeys(config.layers.layer_types))} layers"
+    try:
+        sources = dict(zip(config.layers.layer_types, config.source_layers(target), strict=True))
+    except CheckpointError:  # which `mismatch` tells
+        return ""
+    return f" ({'; '.join(f'{kind}: of layer {layer}' for kind, layer in sources.items())})"
+
+
 def _vocabulary(checkpoint: DraftCheckpoint) -> str:
     config = checkpoint.config
+    if isinstance(config, Gemma4AssistantConfig) and config.centroids:
+        groups = f"in {config.chosen_centroids:,} of {config.centroids:,} groups"
+        return f"all {config.vocab_size:,} tokens, {config.logits_per_token:,} of them at a time, {groups}"
     if isinstance(config, MedusaConfig) and config.mapped:
         return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens, by token_map (ids)"
     if config.draft_vocab_size < config.vocab_size:

@@ -236,7 +236,7 @@ class Engine:
 
     @cached_property
     def model_sizes(self) -> ModelSizes:
-        """What the floor counts with; an `UnsupportedModelError` for models with parts that it does not count."""
+        """What the floor counts with."""
         return model_sizes(self._decoder_config)
 
     def round_costs(self, shape: RoundShape) -> dict[str, StepCost]:

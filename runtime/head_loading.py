@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..model_zoo.config import DecoderConfig
@@ -14,6 +15,7 @@ from ..model_zoo.draft_head import DraftHead
 from ..model_zoo.eagle3.config import Eagle3Config
 from ..model_zoo.medusa.config import MedusaConfig
 from ..model_zoo.medusa.model import MedusaModel
+from ..model_zoo.mtp.config import MtpConfig
 from .errors import ConfigError
 from .models import resolve_model
 from .progress import ProgressCallback
@@ -33,10 +35,14 @@ class HeadSource:
 
     @property
     def hf_config(self) -> Mapping[str, Any]:
-        """Its config.json, corrected where the weights say otherwise: Medusa's often counts other heads."""
+        """Its config.json, corrected where the weights say otherwise: Medusa's often counts other heads, and not all
+        tell how many prediction modules there are.
+        """
         config = self.checkpoint.config
         if isinstance(config, MedusaConfig):
             return {**self.checkpoint.hf, "medusa_num_heads": config.num_heads}
+        if isinstance(config, MtpConfig):
+            return {**self.checkpoint.hf, "n_predict": config.num_modules}
         return self.checkpoint.hf
 
 
@@ -49,8 +55,13 @@ class LoadedHead:
     """Which of the target's hidden states it reads; see `BaseSpeculator.target_states`."""
 
 
-def find_head(config: SpeculativeConfig, progress: ProgressCallback | None) -> HeadSource | None:
+def find_head(config: SpeculativeConfig, target: Path, progress: ProgressCallback | None) -> HeadSource | None:
     """Resolves the draft head and reads its config and the names of its tensors; None for a method without one.
+
+    Args:
+        config: names it. Where it names none the target's own checkpoint is searched for one.
+        target: the target's directory.
+        progress: told about downloads.
 
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
@@ -59,11 +70,10 @@ def find_head(config: SpeculativeConfig, progress: ProgressCallback | None) -> H
     readers = [name for name in config.methods if METHODS[name].reads_target]
     if not readers:
         return None
-    assert config.model is not None  # SpeculativeConfig requires it
-    path = resolve_model(config.model, progress=progress, pickles=True)
+    path = target if config.model is None else resolve_model(config.model, progress=progress, pickles=True)
     checkpoint = open_draft(path, readers[0], numbering=config.aux_layer_numbering)
     checkpoint.check()
-    return HeadSource(config.model, checkpoint)
+    return HeadSource(config.model or str(target), checkpoint)
 
 
 def check_head(head: HeadSource, target: DecoderConfig, speculative: SpeculativeConfig) -> tuple[int, ...]:

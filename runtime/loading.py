@@ -106,7 +106,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, progress)
+    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, path, progress)
     hf_config = json.loads((path / "config.json").read_text())
     drafter = draft or head
     speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
@@ -126,6 +126,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
             config.speculative.speculator,
             _state_shape(config, speculative, decoder, max_model_len),
             hidden_size=decoder.hidden_size,
+            num_layers=decoder.num_layers,
             dtype=config.torch_dtype,
             buckets=config.buckets,
         )

@@ -307,6 +307,10 @@ class SpeculativeConfig:
             if getattr(self, option) is not None and not getattr(traits, fits):
                 fitting = ", ".join(repr(name) for name, method in METHODS.items() if getattr(method, fits))
                 raise ConfigError(f"{option} needs method {fitting}, got {shown!r}")
+        if self.model is not None and not (traits.needs_model or traits.depth_from_checkpoint or self.model == shown):
+            # vLLM itself writes the name of the method "ngram" there.
+            fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.needs_model)
+            raise ConfigError(f"model is {self.model!r}, but method {shown!r} takes none; methods with one: {fitting}")
         if not traits.drafts and self.num_speculative_tokens is not None:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, but method {shown!r} makes none: "
@@ -412,7 +416,7 @@ def _checked_methods(given: object) -> str | tuple[str, ...]:
     if several and idle:
         drafting = ", ".join(name for name, method in METHODS.items() if method.drafts)
         raise ConfigError(f"method {idle[0]!r} drafts nothing, so it has no place in a list, got {given!r}: {drafting}")
-    sources = [name for name in found if METHODS[name].needs_model]
+    sources = [name for name in found if METHODS[name].has_weights]
     if len(sources) > 1:
         raise ConfigError(
             f"method names {' and '.join(map(repr, sources))}, which each need a model; accepted: one such"

@@ -9,6 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from ..model_zoo.mtp.config import COUNT_KEYS
+
 MAX_SPECULATIVE_TOKENS = 128
 """The most drafts of one row in one round that a config may ask for."""
 
@@ -53,7 +55,8 @@ class Method:
     samples_drafts: bool = False
     """Whether it can sample its drafts (`draft_sample_method` "probabilistic")."""
     reads_target: bool = False
-    """Whether `model` is a draft head that reads the target's hidden states."""
+    """Whether a draft head that reads the target's hidden states drafts: `model`, or where none need be named a part
+    of the target's checkpoint."""
     reads_layers: bool = False
     """Whether it may read any of them, so that a checkpoint numbers layers (`aux_layer_numbering`)."""
     parallel: bool = False
@@ -66,9 +69,14 @@ class Method:
     """What its confidences say. Of a user's class the class says it (`BaseSpeculator.evidence`)."""
 
     @property
+    def has_weights(self) -> bool:
+        """Whether a checkpoint has weights for it alone."""
+        return self.needs_model or self.reads_target
+
+    @property
     def self_sufficient(self) -> bool:
         """Whether the number of drafts is all that it needs to be told."""
-        return not (self.needs_model or self.exits_early or self.user_class)
+        return not (self.has_weights or self.exits_early or self.user_class)
 
 
 def modules_per_pass(config: Mapping[str, Any]) -> int | None:
@@ -78,7 +86,7 @@ def modules_per_pass(config: Mapping[str, Any]) -> int | None:
         config: a checkpoint's config.json.
     """
     for source in (config, config.get("text_config") or {}):
-        for key in ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
+        for key in COUNT_KEYS:
             value = source.get(key)
             if isinstance(value, int) and value > 0:
                 return value
@@ -147,8 +155,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         ),
         "mtp": Method(
             summary="multi-token-prediction modules of the target",
+            available=True,
             depth_from_checkpoint=True,
             checkpoint_depth=modules_per_pass,
+            samples_drafts=True,
+            reads_target=True,
             evidence=Evidence.PROBABILITY,
         ),
         "medusa": Method(

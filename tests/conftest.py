@@ -16,9 +16,20 @@ import torch
 from draftgraph.runtime.models import cached_model
 
 TIERS = ("null", "interpret", "compile", "gpu", "bench")
+MOST_WORKERS = 8
+"""Each imports torch and may hold a model of a gigabyte."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """What `-n auto` means."""
+    return min(MOST_WORKERS, os.cpu_count() or 1)
 
 
 def pytest_configure(config):
+    workers = getattr(config.option, "numprocesses", None) or 1
+    if workers > 1:  # inherited by the workers, and by what their tests start: all share the cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(4, os.cpu_count() or 1)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..decoder import CompileRegion, DecoderModel
 from ..draft_files import DraftTensors
-from ..draft_weights import HeadBuilder, layer_placements, own_or_shared
+from ..draft_weights import HeadBuilder, layer_placements, own_or_shared, own_or_shared_head
 from ..llama.checkpoint import LAYER_NORMS
 from ..placement import Placement
 from .config import EagleConfig
@@ -71,7 +71,7 @@ def build(
         fc=fc,
         fc_bias=builder.weight("fc_bias"),
         layers=builder.layers(),
-        head=builder.weight("head"),
+        head=own_or_shared_head(builder.weight("head"), target),
         max_positions=max_positions,
         compile_region=compile_region,
     )

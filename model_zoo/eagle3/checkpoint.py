@@ -10,7 +10,7 @@ import torch
 
 from ..decoder import CompileRegion, DecoderModel
 from ..draft_files import DraftTensors
-from ..draft_weights import HeadBuilder, layer_placements, own_or_shared
+from ..draft_weights import HeadBuilder, layer_placements, own_or_shared, own_or_shared_head
 from ..errors import CheckpointError
 from ..llama.checkpoint import LAYER_NORMS
 from ..placement import Placement
@@ -98,7 +98,7 @@ def build(
         pair_norms=pair_norms.unflatten(0, (2, -1)),
         layers=builder.layers(),
         final_norm=final_norm,
-        head=builder.weight("head"),
+        head=own_or_shared_head(builder.weight("head"), target),
         fc=builder.matrix("fc"),
         fc_bias=builder.weight("fc_bias"),
         input_norm=builder.weight("input_norm"),

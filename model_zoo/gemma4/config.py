@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import DecoderConfig, HeadsConfig, MoeConfig, PerLayerInputConfig
+from ..config import LAYER_TYPES, DecoderConfig, HeadsConfig, MoeConfig, PerLayerInputConfig
 from ..errors import UnsupportedModelError
 from ..hf_config import decoder_config
 from ..rope import RopeConfig
 
 # Multimodal checkpoints leave out what equals transformers' defaults.
-_DEFAULTS = {
+DEFAULTS = {
     "vocab_size": 262_144,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -40,6 +40,9 @@ def _layer_types(hf: Mapping[str, Any]) -> list[str]:
     if not types:
         period = _SLIDING_PER_FULL + 1
         types = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
+    unknown = sorted(set(types) - set(LAYER_TYPES))
+    if unknown:
+        raise UnsupportedModelError(f"layer types {unknown}; supported: {', '.join(LAYER_TYPES)}")
     # Whatever the file says, the last layer sees everything, as in transformers.
     types[-1:] = ["full_attention"]
     return types
@@ -77,9 +80,21 @@ def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
     if text is not None:
         shared = {name: hf[name] for name in ("eos_token_id", "tie_word_embeddings") if hf.get(name) is not None}
         hf = {**text, **shared, "model_type": "gemma4_text"}
-    hf = {**_DEFAULTS, **hf}
+    hf = {**DEFAULTS, **hf}
     if hf.get("use_bidirectional_attention") == "all":
         raise UnsupportedModelError("use_bidirectional_attention 'all' does not generate text; supported: vision, null")
+    sharing, count = hf.get("num_kv_shared_layers") or 0, hf["num_hidden_layers"]
+    if not 0 <= sharing < count:
+        raise ValueError(f"num_kv_shared_layers must be 0 to {count - 1}, got {sharing}")
+    return text_config(hf)
+
+
+def text_config(hf: Mapping[str, Any]) -> DecoderConfig:
+    """Makes the configuration of text layers, of which all may read another model's keys and values.
+
+    Args:
+        hf: a text model's config.json, with every field that `read_config` has defaults for.
+    """
     layer_types = _layer_types(hf)
     full = _full_heads(hf, layer_types)
     rope = hf.get("rope_parameters") or _ROPE

@@ -27,7 +27,11 @@ def recognises(hf: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 
 def rename(name: str) -> str | None:
-    """The name that the shared loader knows a tensor by: those of the layout that has names."""
+    """The name that the shared loader knows a tensor by, those of the layout that has names; None for one that is not
+    needed: models merged with their heads have the base model's too.
+    """
+    if name.startswith(("model.", "lm_head.")):
+        return None
     name = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")
     if match := _NUMBERED_BLOCK.fullmatch(name):
         return f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from ...model_zoo.decoder import DecoderModel
+from ...graphs import compile_region, eager_region
+from ...runtime.head_loading import LoadedHead
 from ...runtime.sampling_params import SamplingParams
 from ...runtime.speculative_config import METHODS, SpeculativeConfig
+from .cycle_speculator import CycleSpeculator
+from .random_heads import MOST_DRAFTS, random_head
 from .random_models import SHAPES, drafter_config, random_engine, random_model
 
 CONTEXT = 256
@@ -20,7 +23,7 @@ SAMPLING = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=11),
 }
-DRAFTS = 5
+DRAFTS = MOST_DRAFTS
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,8 @@ RULES = ("standard", "block", "coupled")
 
 
 def checked_methods() -> list[str]:
-    """The methods that this version has and that random weights can draft for."""
-    return [
-        name
-        for name, method in METHODS.items()
-        if method.available and (method.self_sufficient or method.language_model)
-    ]
+    """The methods that this version has."""
+    return [name for name, method in METHODS.items() if method.available]
 
 
 def compare_tokens(wanted: list[list[int]], got: list[list[int]]) -> tuple[int, int]:
@@ -95,7 +94,7 @@ def check_identities(
         on_engine: called with each engine and the executor's name before it answers.
     """
     for number, shape in enumerate(shapes):
-        on_cpu, there = _models(shape, torch.device("cpu"), False), _models(shape, device, compile)
+        on_cpu, there = _Models(shape, torch.device("cpu"), False), _Models(shape, device, compile)
         known: dict[tuple[str, ...], list[list[int]]] = {}
         for method in checked_methods():
             for rule in RULES if number == 0 else RULES[-1:]:
@@ -118,19 +117,38 @@ def check_identities(
                         yield Identity(shape, method, rule, name, executor, total, equal, error)
 
 
-def _models(shape: str, device: torch.device, compile: bool) -> tuple[DecoderModel, DecoderModel]:
-    """A target and a drafter, the same on every device."""
-    target = SHAPES[shape]
-    build: dict[str, Any] = {"dtype": torch.float32, "device": device, "compile": compile, "max_positions": CONTEXT}
-    return random_model(target, **build), random_model(drafter_config(target), seed=1, **build)
+class _Models:
+    """A target and its drafters, the same on every device."""
+
+    def __init__(self, shape: str, device: torch.device, compile: bool) -> None:
+        build: dict[str, Any] = {"dtype": torch.float32, "device": device, "compile": compile, "max_positions": CONTEXT}
+        self.target = random_model(SHAPES[shape], **build)
+        self._drafter = random_model(drafter_config(SHAPES[shape]), seed=1, **build)
+        self._region = compile_region if compile else eager_region
+        self._head: tuple[str, LoadedHead] | None = None
+
+    def drafter(self, method: str) -> dict[str, Any]:
+        """What `random_engine` is to be given for a method, of the heads one in memory at a time."""
+        if METHODS[method].language_model:
+            return {"draft": self._drafter}
+        if METHODS[method].reads_target:
+            if self._head is None or self._head[0] != method:
+                self._head = None  # lets go of the one before
+                made = random_head(method, self.target, max_positions=CONTEXT, compile_region=self._region)
+                self._head = method, made
+            return {"head": self._head[1]}
+        return {}
 
 
 def _spec(method: str, rule: str) -> SpeculativeConfig:
+    traits = METHODS[method]
     return SpeculativeConfig(
         method=method,
-        model="random" if METHODS[method].needs_model else None,
-        num_speculative_tokens=DRAFTS if METHODS[method].drafts else None,
+        model="random" if traits.needs_model else None,
+        num_speculative_tokens=DRAFTS if traits.drafts else None,
         rejection_sample_method=rule,
+        exit_layer=1 if traits.exits_early else None,
+        speculator=f"{CycleSpeculator.__module__}:{CycleSpeculator.__name__}" if traits.user_class else None,
         # When finished requests begin to help others depends on the executor. Except under "coupled" a sampled text
         # depends on the drafts, so there they must not.
         suffix_decoding_max_cached_requests=10000 if rule == "coupled" else 0,
@@ -139,7 +157,7 @@ def _spec(method: str, rule: str) -> SpeculativeConfig:
 
 def _answers(
     shape: str,
-    models: tuple[DecoderModel, DecoderModel],
+    models: _Models,
     speculative: SpeculativeConfig,
     device: str,
     executor: str,
@@ -150,8 +168,8 @@ def _answers(
     assert isinstance(method, str)  # no list of methods is checked
     engine = random_engine(
         shape,
-        models[0],
-        draft=models[1] if METHODS[method].language_model else None,
+        models.target,
+        **models.drafter(method),
         speculative=speculative,
         dtype="float32",
         device=device,

@@ -19,6 +19,7 @@ from ...model_zoo.decoder import DecoderModel
 from ...model_zoo.placement import WeightBuilder, decoder_placements
 from ...model_zoo.registry import family_of
 from ...model_zoo.rope import RopeConfig
+from ...runtime.head_loading import LoadedHead
 
 CYCLE = 7
 
@@ -139,7 +140,12 @@ def drafter_config(target: DecoderConfig) -> DecoderConfig:
 
 
 def random_engine(
-    shape: str, model: DecoderModel | None = None, *, draft: DecoderModel | None = None, **options: Any
+    shape: str,
+    model: DecoderModel | None = None,
+    *,
+    draft: DecoderModel | None = None,
+    head: LoadedHead | None = None,
+    **options: Any,
 ) -> Any:
     """An `Engine` on a random model.
 
@@ -147,6 +153,7 @@ def random_engine(
         shape: a name of `SHAPES`.
         model: one that `random_model` made, to share its weights between engines; None makes one.
         draft: the drafter of a method that has one.
+        head: the draft head of a method that has one.
         options: of `EngineConfig`; `executor` may also be one of `RECORDED`; `speculative` is a `SpeculativeConfig`,
             `max_model_len` must be given.
     """
@@ -169,6 +176,6 @@ def random_engine(
         )
     drafter = None if draft is None else LoadedDraft(draft, None)
     tokenizer = number_tokenizer(config.vocab_size)
-    target = LoadedModel(Path(shape), config, model, tokenizer, settings.max_model_len, drafter)
+    target = LoadedModel(Path(shape), config, model, tokenizer, settings.max_model_len, drafter, head)
     executor = recorded_executor(recorded) if recorded else None
     return Engine(target, build_core(target, settings, executor=executor), settings)

@@ -22,7 +22,8 @@ class HeadSpeculator(BaseSpeculator):
     """Keeps a draft head's KV and the target's hidden states for it.
 
     The KV at position j is made from the target's hidden state there and the token after it, so it is known one token
-    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it.
+    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it. Of a
+    head that reads the target's KV nothing is kept but the hidden states.
     """
 
     lookahead = 1
@@ -37,6 +38,7 @@ class HeadSpeculator(BaseSpeculator):
         *,
         target_states: tuple[int, ...],
         stream: int | None = None,
+        target_cache: KvCache | None = None,
     ) -> None:
         """Takes the head as it was loaded.
 
@@ -45,11 +47,12 @@ class HeadSpeculator(BaseSpeculator):
             head: the drafter.
             target_states: which hidden states it reads; see `BaseSpeculator.target_states`.
             stream: of the noise with which drafts are sampled, see `kernels/philox.py`; None drafts greedily.
+            target_cache: the target's keys and values, for a head that reads them and has none of its own.
         """
         super().__init__(num_speculative_tokens)
-        self.target_states = target_states
+        self.target_states, self._target_cache = target_states, target_cache
         # The pairs of a round's window are read by the next one's `propose`.
-        self.unseen = num_speculative_tokens
+        self.unseen = num_speculative_tokens if target_cache is None else 0
         self._head = head
         self._chooser = DraftChooser(stream, subset=head.target_ids)
 
@@ -59,9 +62,11 @@ class HeadSpeculator(BaseSpeculator):
         return 0
 
     def allocate(self, state: DecodeState) -> None:
-        """Allocates the head's KV and what it reads of the target."""
-        head = self._head
-        self._cache = head.allocate_cache(state.shape.slots + 1, state.shape.context)
+        """Allocates the head's KV, if it has any, and what it reads of the target."""
+        head, cache = self._head, self._target_cache
+        if cache is None:
+            cache = head.allocate_cache(state.shape.slots + 1, state.shape.context)
+        self._cache = cache
         self._kept = TargetStates(
             state, head.state_size, mask_state=head.mask_state, mask_token=head.mask_token, masks=self._masks
         )
@@ -87,7 +92,7 @@ class HeadSpeculator(BaseSpeculator):
     def _head_cost(self, shape: RoundShape, drafts: int) -> StepCost:
         """The logits of so many drafts per row at once."""
         config, dtype, width = self._head.config, self._head.dtype, shape.rows * drafts
-        product = _product_cost(config.draft_vocab_size * self._head.layers.hidden_size, width, dtype)
+        product = _product_cost(config.logits_per_token * self._head.layers.hidden_size, width, dtype)
         return product + StepCost(bytes_written=width * config.draft_vocab_size * dtype.itemsize)
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
@@ -97,7 +102,8 @@ class HeadSpeculator(BaseSpeculator):
     def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
         values = side_by_side(states)
-        self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
+        if self._target_cache is None:
+            self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
         self._kept.keep_last(window, values)
 
     def admit(self, slot: int) -> None:
@@ -106,7 +112,8 @@ class HeadSpeculator(BaseSpeculator):
 
     def clear(self, slot: int) -> None:
         """Zeroes the head's KV of the slot, and what was kept for it."""
-        self._cache.clear(slot)
+        if self._target_cache is None:
+            self._cache.clear(slot)
         self._kept.clear(slot)
 
 
@@ -131,6 +138,7 @@ class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):
         *,
         target_states: tuple[int, ...],
         stream: int | None = None,
+        target_cache: KvCache | None = None,
         advance_draft_positions: bool = True,
     ) -> None:
         """Takes the head as it was loaded.
@@ -140,16 +148,14 @@ class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):
             head: the drafter.
             target_states: which hidden states it reads.
             stream: of the noise with which drafts are sampled; None drafts greedily.
+            target_cache: see `HeadSpeculator`.
             advance_draft_positions: each drafted token stands one position after the last. False: all stand where the
                 first forward's last token stood.
         """
-        super().__init__(num_speculative_tokens, head, target_states=target_states, stream=stream)
+        super().__init__(
+            num_speculative_tokens, head, target_states=target_states, stream=stream, target_cache=target_cache
+        )
         self._advances = advance_draft_positions
-
-    def allocate(self, state: DecodeState) -> None:
-        """Allocates the head's KV, what it reads of the target, and what one draft leaves to the next."""
-        super().allocate(state)
-        self.allocate_parts(state, self._head.layers.hidden_size, self._head.dtype)
 
     def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
         """Reads the pairs that the head has not read."""

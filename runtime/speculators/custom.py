@@ -40,7 +40,7 @@ def speculator_class(path: str) -> type[BaseSpeculator]:
 
 def create_custom(path: str, num_speculative_tokens: int) -> BaseSpeculator:
     """Makes one; raises `ConfigError` where `speculator_class` does, or when its constructor fails."""
-    kind = speculator_class(path)
+    kind = _keeping_to_the_vocabulary(speculator_class(path))
     try:
         return kind(num_speculative_tokens)
     except Exception as error:
@@ -49,18 +49,40 @@ def create_custom(path: str, num_speculative_tokens: int) -> BaseSpeculator:
         ) from error
 
 
-def check_custom(path: str, shape: StateShape, *, hidden_size: int, dtype: torch.dtype, buckets: Sequence[int]) -> None:
+def _keeping_to_the_vocabulary(kind: type[BaseSpeculator]) -> type[BaseSpeculator]:
+    """The class, with drafts that are no token of the target's made no proposals: the target would look them up."""
+
+    def propose(self: BaseSpeculator, state: DecodeState, bucket: int) -> None:
+        kind.propose(self, state, bucket)
+        slots = state.slot_of_row[:bucket].long()
+        drafts = state.draft_tokens[slots]
+        state.draft_tokens[slots] = torch.where(drafts < state.shape.vocab_size, drafts, -1)
+
+    return type(kind.__name__, (kind,), {"propose": propose, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def check_custom(
+    path: str,
+    shape: StateShape,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    dtype: torch.dtype,
+    buckets: Sequence[int],
+) -> None:
     """Runs every step of a class once on fake CUDA tensors, where nothing is computed and no GPU is needed.
 
     Args:
         path: as `speculator_class` takes it.
         shape: of the engine's state.
         hidden_size: the target's.
+        num_layers: the target's.
         dtype: of the target.
         buckets: batch sizes.
 
     Raises:
-        ConfigError: the class cannot be made there, or a CUDA graph could not hold one of its steps; says which.
+        ConfigError: the class cannot be made there, a CUDA graph could not hold one of its steps, which the message
+            names, or it asks for layers that the target has not.
     """
     speculator_class(path)
     with fake_cuda() as device:
@@ -80,8 +102,28 @@ def check_custom(path: str, shape: StateShape, *, hidden_size: int, dtype: torch
             window = _chunk(device)
             hidden = torch.empty(window.tokens.shape[0], hidden_size, dtype=dtype, device=device)
             check_function("prefill", lambda: speculator.prefill(state, window, hidden))
+            check_function("verify_hidden", lambda: speculator.verify_hidden(state, window))
+            _check_layers(path, speculator, num_layers)
+            if speculator.target_states:
+                states = (hidden,) * len(speculator.target_states)
+                check_function("observe", lambda: speculator.observe(state, window, states))
+                check_function("observe_prompt", lambda: speculator.observe_prompt(state, window, states))
         except CaptureError as error:
             raise ConfigError(f"speculator {path!r}: {error}") from error
+
+
+def _check_layers(path: str, speculator: BaseSpeculator, num_layers: int) -> None:
+    wrong = [state for state in speculator.target_states if not 0 <= state <= num_layers]
+    if wrong:
+        raise ConfigError(
+            f"speculator {path!r} reads the target's hidden states {list(speculator.target_states)}; accepted: 0 to "
+            f"{num_layers}"
+        )
+    if not 0 <= speculator.first_layer <= num_layers:
+        raise ConfigError(
+            f"speculator {path!r} has first_layer {speculator.first_layer}; accepted: 0 to {num_layers}, the target's "
+            "layers"
+        )
 
 
 def _imported(path: str) -> object:
@@ -102,7 +144,9 @@ def _imported(path: str) -> object:
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"speculator {path!r} does not import: {_said(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; PYTHONPATH tells Python where else to look, PYTHONPATH=. in this folder" if absent else ""
+        raise ConfigError(f"speculator {path!r} does not import: {_said(error)}{hint}") from error
     if not hasattr(found, name):
         raise ConfigError(f"speculator {path!r} does not import: the module {module} has no {name!r}")
     return getattr(found, name)

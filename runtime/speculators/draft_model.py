@@ -81,7 +81,6 @@ class DraftModelSpeculator(StepwiseSpeculator):
         self._step = step_window(rows, width, device)
         self._last = torch.zeros(width, dtype=torch.int32, device=device)
         self._chooser.allocate(state, width)
-        self.allocate_parts(state, self._model.config.hidden_size, self._model.dtype)
 
     def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
         """Takes the last committed tokens of every row."""

@@ -69,7 +69,6 @@ class LayerSkipSpeculator(StepwiseSpeculator):
             device=device,
         )
         self._chooser.allocate(state, width)
-        self.allocate_parts(state, self._target.config.hidden_size, self._target.dtype)
 
     def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
         """Runs the lower layers for every anchor."""

@@ -9,6 +9,7 @@ from ...kernels.philox import DRAFT, TARGET
 from ...model_zoo.decoder import DecoderModel, KvCache
 from ...model_zoo.draft_head import DraftHead
 from ...model_zoo.medusa.model import MedusaModel
+from ...model_zoo.mtp.model import MtpModel
 from ..errors import NotAvailableError
 from ..speculative_config import SpeculativeConfig
 from ..vocab_mapping import VocabMapping
@@ -19,6 +20,7 @@ from .draft_model import DraftModelSpeculator
 from .ensemble import EnsembleSpeculator
 from .layerskip import LayerSkipSpeculator
 from .medusa import MedusaSpeculator
+from .multi_module import MultiModuleSpeculator
 from .ngram import NgramSpeculator
 from .suffix import SuffixSpeculator
 
@@ -106,8 +108,19 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     assert head is not None  # loaded before the speculator is made
     if isinstance(head, MedusaModel):
         return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
-    kind = AutoRegressiveSpeculator if head.mask_state is None else ParallelSpeculator
-    return kind(depth, head, target_states=parts.target_states, stream=_stream(config))
+    if isinstance(head, MtpModel) and head.num_modules > 1:
+        return MultiModuleSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    if head.mask_state is not None:
+        return ParallelSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    borrows = head.config.reads_target_cache
+    return AutoRegressiveSpeculator(
+        depth,
+        head,
+        target_states=parts.target_states,
+        stream=_stream(config),
+        target_cache=parts.target_cache if borrows else None,
+        advance_draft_positions=not borrows,
+    )
 
 
 def _stream(config: SpeculativeConfig) -> int | None:
@@ -126,6 +139,7 @@ _FACTORIES: dict[str, Factory] = {
     "draft_model": _draft_model,
     "eagle": _head,
     "eagle3": _head,
+    "mtp": _head,
     "medusa": _head,
     "layerskip": _layerskip,
     "custom": _custom,

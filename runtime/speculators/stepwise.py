@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 
 from ...graphs import DecodeState
 from .base import BaseSpeculator
-from .drafting import window_width
 
 
 class StepwiseSpeculator(BaseSpeculator):
@@ -18,7 +18,11 @@ class StepwiseSpeculator(BaseSpeculator):
     their own, and what one leaves to the next lies in a static buffer.
     """
 
-    _carried: torch.Tensor | None = None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._left: dict[tuple[int, bool], torch.Tensor] = {}
+        """What `begin` leaves, and what each draft leaves, of a bucket: made when a part first runs, which is before
+        any is captured."""
 
     @abstractmethod
     def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
@@ -42,21 +46,17 @@ class StepwiseSpeculator(BaseSpeculator):
         """Whether the parts make up `propose`; not so in a class that has another one."""
         return type(self).propose is StepwiseSpeculator.propose
 
-    def allocate_parts(self, state: DecodeState, size: int, dtype: torch.dtype) -> None:
-        """Allocates what one part leaves to the next; part of `allocate`."""
-        width = window_width(state.shape.max_bucket)
-        self._carried = torch.zeros(width, size, dtype=dtype, device=state.device)
-
     def start(self, state: DecodeState, bucket: int) -> None:
         """The body of the first step: catches up, and no row has a draft."""
         state.draft_count.index_fill_(0, state.slot_of_row[:bucket].long(), 0)
-        self._carry(bucket).copy_(self.begin(state, bucket))
+        self._leave(bucket, self.begin(state, bucket), begun=True)
 
     def advance(self, state: DecodeState, bucket: int, step: int) -> None:
         """The body of the step that makes draft `step`."""
-        carried = self._carry(bucket)
-        carried.copy_(self.draft(state, bucket, step, carried))
+        hidden = self._left[bucket, step == 0]
+        self._leave(bucket, self.draft(state, bucket, step, hidden), begun=False)
 
-    def _carry(self, bucket: int) -> torch.Tensor:
-        assert self._carried is not None  # made by `allocate`
-        return self._carried[: window_width(bucket)]
+    def _leave(self, bucket: int, hidden: torch.Tensor, *, begun: bool) -> None:
+        if (bucket, begun) not in self._left:
+            self._left[bucket, begun] = torch.empty_like(hidden)
+        self._left[bucket, begun].copy_(hidden)

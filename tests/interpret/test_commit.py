@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from op_checks import random_round
 from round_cases import assert_same_effect, refuses
 
-from draftgraph.kernels.commit import (
+from draftgraph.kernels.commit import commit_reference
+from draftgraph.kernels.commit_triton import commit_triton
+from draftgraph.kernels.finish_reasons import (
     FINISH_CANCELLED,
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_NONE,
     FINISH_STOP,
     REASON_SHIFT,
-    commit_reference,
-    commit_triton,
 )
 
 NAMES = [

@@ -79,9 +79,16 @@ def test_draft_distribution(seed, rows, vocab, dtype, step):
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=SEEDS, rows=st.integers(1, 14), step=st.integers(0, 2), mapped=st.booleans(), spare=st.integers(0, 3))
-def test_advance_draft(seed, rows, step, mapped, spare):
-    arguments = advance_arguments(seed, rows=rows, step=step, mapped=mapped, spare=spare)
+@given(
+    seed=SEEDS,
+    rows=st.integers(1, 14),
+    step=st.integers(0, 2),
+    shift=st.sampled_from([-9, -2, 1]),
+    mapped=st.booleans(),
+    spare=st.integers(0, 3),
+)
+def test_advance_draft(seed, rows, step, shift, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, mapped=mapped, spare=spare)
     assert_same_effect(advance_draft_triton, advance_draft_reference, arguments)
 
 

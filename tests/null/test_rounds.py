@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -10,21 +12,33 @@ import torch
 from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_widths
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
 from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
-from draftgraph.model_zoo.decoder import DecoderModel, KvCache
+from draftgraph.model_zoo.decoder import DecoderModel, KvCache, identity
 from draftgraph.model_zoo.draft_config import AuxLayers
+from draftgraph.model_zoo.draft_files import DraftTensors
 from draftgraph.model_zoo.draft_head import DraftHead
+from draftgraph.model_zoo.draft_weights import HeadBuilder
 from draftgraph.model_zoo.eagle.config import EagleConfig
 from draftgraph.model_zoo.eagle.model import EagleModel
 from draftgraph.model_zoo.eagle3.config import Eagle3Config
 from draftgraph.model_zoo.eagle3.model import Eagle3Model, Eagle3Weights
+from draftgraph.model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
+from draftgraph.model_zoo.gemma4_assistant.model import Gemma4AssistantModel, Gemma4AssistantWeights
 from draftgraph.model_zoo.medusa.config import MedusaConfig
 from draftgraph.model_zoo.medusa.model import MedusaHead, MedusaModel
+from draftgraph.model_zoo.mtp import checkpoint as mtp_checkpoint
+from draftgraph.model_zoo.mtp.config import MtpConfig
+from draftgraph.model_zoo.mtp.model import MtpModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
 from draftgraph.runtime.loading import create_budget
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
-from draftgraph.runtime.speculative_config import METHODS, REJECTION_SAMPLE_METHODS, SpeculativeConfig
+from draftgraph.runtime.speculative_config import (
+    DRAFT_SAMPLE_METHODS,
+    METHODS,
+    REJECTION_SAMPLE_METHODS,
+    SpeculativeConfig,
+)
 from draftgraph.runtime.speculators import BaseSpeculator, SpeculatorParts, create_speculator
 from draftgraph.runtime.verification import create_policy
 from draftgraph.runtime.vocab_mapping import VocabMapping
@@ -80,6 +94,18 @@ TARGETS = {
         per_layer_input=PerLayerInputConfig(vocab_size=50, size=8),
         moe=MoeConfig(layers=(0,), num_experts=4, experts_per_token=2, intermediate_size=24, beside_dense=True),
     ),
+    # Gated heads, and a gated shared expert.
+    "gated": _target(
+        model_type="qwen3_next",
+        num_kv_heads=2,
+        head_dim=16,
+        qk_norm=True,
+        norm_unit_offset=True,
+        output_gate=True,
+        moe=MoeConfig(
+            layers=(1,), num_experts=4, experts_per_token=2, intermediate_size=24, shared_size=16, shared_gate=True
+        ),
+    ),
     # Latent attention; one of two layers has a mixture of experts in groups, and a shared one.
     "latent": _target(
         model_type="deepseek_v3",
@@ -115,6 +141,73 @@ def fake_target(device: torch.device, name: str) -> DecoderModel:
     return DecoderModel(config, builder.build())
 
 
+def fake_assistant(target: DecoderModel, common: dict[str, Any]) -> Gemma4AssistantModel:
+    """A head of queries alone, with a layer for each of the target's types and an ordered vocabulary, with no data."""
+    heads = {"num_kv_heads": target.config.num_kv_heads, "head_dim": target.config.head_dim}
+    config = _target(
+        model_type="gemma4_text",
+        **heads,
+        full_heads=target.config.full_heads,
+        layer_types=target.config.layer_types,
+        sliding_window=target.config.sliding_window,
+        qk_norm=True,
+        post_norms=True,
+        num_shared_layers=2,
+        layer_scale=True,
+    )
+    placements = {
+        name: placement
+        for name, placement in decoder_placements(config, FAMILIES["gemma4_text"].layer_norms).items()
+        if name.startswith("model.layers.")
+    }
+    builder = HeadBuilder(config, placements, dtype=torch.bfloat16, device=str(target.device))
+    for name, placement in placements.items():
+        builder.add(name, torch.empty(placement.shape, device=target.device))
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=target.device)
+
+    weights = Gemma4AssistantWeights(
+        before=empty(32, 64),
+        layers=builder.layers(),
+        final_norm=empty(32),
+        after=empty(32, 32),
+        head=empty(50, 32),
+        centroids=empty(10, 32),
+        ordering=empty(10, 5, dtype=torch.int64),
+    )
+    assistant = Gemma4AssistantConfig(
+        **common, draft_vocab_size=50, layers=config, own_head=False, centroids=10, chosen_centroids=3
+    )
+    return Gemma4AssistantModel(assistant, target, weights, max_positions=CONTEXT)
+
+
+def fake_modules(target: DecoderModel, count: int, layout: str = "deepseek") -> MtpModel:
+    """Prediction modules with no data, with layers like the target's last."""
+    config = target.config
+    moe = config.moe and dataclasses.replace(config.moe, layers=tuple(range(count)))
+    kinds = config.layer_types[-1:]
+    modules = MtpConfig(
+        format="",
+        depth=count,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        target_hidden_size=config.hidden_size,
+        layers=dataclasses.replace(config, num_layers=count, layer_types=kinds * count, moe=moe),
+        layout=layout,
+        numbers=tuple(range(count)),
+        final_norm=layout != "ernie",
+        own_embeddings=(False,) * count,
+        own_heads=(False,) * count,
+    )
+    placements = mtp_checkpoint.placements(modules)
+    builder = HeadBuilder(modules.layers, placements, dtype=torch.bfloat16, device=str(target.device))
+    for tensor, placement in placements.items():
+        builder.add(tensor, torch.empty(placement.shape, device=target.device))
+    rest: dict[str, Any] = {"max_positions": CONTEXT, "compile_region": identity}
+    return mtp_checkpoint.build(modules, builder, DraftTensors({}), {}, target, **rest)
+
+
 def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel:
     """A draft head with every optional part, with no data; one that drafts in parallel if that is asked for."""
 
@@ -123,12 +216,15 @@ def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | Medu
 
     ids = torch.zeros(20, dtype=torch.int32, device=target.device)
     common: dict[str, Any] = {"format": "", "depth": None, "vocab_size": 50, "target_hidden_size": 32}
+    if "mtp" in spec.methods:
+        return fake_modules(target, 1) if spec.model is None else fake_assistant(target, common)
     if "medusa" in spec.methods:
         medusa = MedusaConfig(**common, draft_vocab_size=20, num_heads=5, num_layers=1, bias=True, mapped=True)
         heads = MedusaHead((empty(32, 32),), (empty(32),), empty(20, 32))
         return MedusaModel(medusa, (heads,) * 5, target_ids=ids)
-    layers = target.weights.layers
-    config = target.config
+    # Heads have dense layers, whatever the target has.
+    source = target if target.config == TARGETS["dense"] else fake_target(target.device, "dense")
+    layers, config = source.weights.layers, source.config
     if "eagle" in spec.methods:
         own = {"fc_bias": True, "own_embedding": False, "own_head": False}
         eagle = EagleConfig(**common, draft_vocab_size=50, layers=config, **own)
@@ -246,6 +342,8 @@ def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
     everything: dict[str, object] = {"model": "some/draft", "exit_layer": 2, "speculator": f"{__name__}:LastToken"}
     found.append((("ngram", "custom", "layerskip", "draft_model"), everything))
     found.append((("ngram", "eagle3"), {"model": "some/draft"}))
+    found.append((("ngram", "mtp"), {}))
+    found += [("mtp", {"model": "some/draft", "draft_sample_method": s}) for s in DRAFT_SAMPLE_METHODS]
     return found
 
 
@@ -322,14 +420,37 @@ def test_the_steps_of_rounds_of_varying_depth_are_capture_safe(options):
             assert check_program(program) == len(names)
 
 
-@pytest.mark.parametrize("options", [{"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}], ids=str)
-@pytest.mark.parametrize("name", [name for name in TARGETS if name != "dense"])
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        *itertools.product(
+            ({"method": "ngram"}, {"method": "layerskip", "exit_layer": 1}, {"method": "eagle", "model": "some/draft"}),
+            ("shared caches", "latent"),
+        ),
+        ({"method": "mtp", "model": "some/draft"}, "shared caches"),
+    ],
+    ids=str,
+)
 def test_the_steps_of_other_targets_are_capture_safe(name, options):
     spec = SpeculativeConfig(**options, num_speculative_tokens=5)
     with fake_cuda() as device:
         builder, _ = fake_builder(spec, device, name)
         for bucket in BUCKETS:
             program = builder.round(bucket, verify_widths(bucket, 5))
+            assert check_program(program) == len(list(program.steps()))
+        assert check_program(builder.prefill(prefill_widths(exact=False)[0])) == 1
+
+
+@pytest.mark.parametrize("layout", ["deepseek", "qwen", "mimo", "ernie"])
+@pytest.mark.parametrize(("count", "target"), [(2, "dense"), (4, "latent"), (1, "gated")])
+def test_the_steps_of_prediction_modules_are_capture_safe(monkeypatch, count, target, layout):
+    """All in one turn, and in two; with latent attention and mixtures of experts too."""
+    spec = SpeculativeConfig(method="mtp", num_speculative_tokens=4, draft_sample_method="probabilistic")
+    monkeypatch.setattr(f"{__name__}.fake_head", lambda spec, model: fake_modules(model, count, layout))
+    with fake_cuda() as device:
+        builder, _ = fake_builder(spec, device, target)
+        for bucket in BUCKETS:
+            program = builder.round(bucket, verify_widths(bucket, 4))
             assert check_program(program) == len(list(program.steps()))
         assert check_program(builder.prefill(prefill_widths(exact=False)[0])) == 1
 

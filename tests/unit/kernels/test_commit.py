@@ -10,7 +10,7 @@ from op_checks import assert_same_effect, check_capture_safe, check_registration
 
 from draftgraph.graphs import state as state_module
 from draftgraph.graphs.state import DecodeState
-from draftgraph.kernels import commit as commit_module
+from draftgraph.kernels import finish_reasons
 from draftgraph.kernels.commit import commit, commit_reference
 
 
@@ -61,7 +61,7 @@ def test_codes_are_those_of_the_state() -> None:
     names = [name for name in vars(state_module) if name.startswith("FINISH_")]
     assert len(names) == 5
     for name in [*names, "REASON_SHIFT"]:
-        assert getattr(commit_module, name) == getattr(state_module, name)
+        assert getattr(finish_reasons, name) == getattr(state_module, name)
 
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), num_drafts=st.integers(0, 4), pairs=st.booleans())

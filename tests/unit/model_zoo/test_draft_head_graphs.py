@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from draftgraph.kernels.eh_norm import eh_norm
 from draftgraph.kernels.rms_norm import rms_norm
 from draftgraph.kernels.window import Window
-from draftgraph.model_zoo.decoder import LayerConstants, LayerWeights
+from draftgraph.model_zoo.decoder import LayerConstants, LayerWeights, decoder_layer
 from draftgraph.model_zoo.eagle import model as eagle
 from draftgraph.model_zoo.eagle3 import model as eagle3
+from draftgraph.model_zoo.gemma4_assistant import model as assistant
 from draftgraph.model_zoo.medusa.model import MedusaHead, head_logits
+from draftgraph.model_zoo.mtp import model as mtp
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE, CONTEXT, WIDTH, KEPT, VOCAB = 64, 96, 4, 2, 16, 128, 8, 20, 50
 CONSTANTS = LayerConstants(
@@ -89,7 +91,50 @@ def eagle3_step():
     )
 
 
-STEPS = {"eagle": eagle_step, "eagle3": eagle3_step}
+def assistant_step():
+    """Of hidden size HIDDEN, for a target of twice that."""
+    norm, before, after = normal(HIDDEN), normal(HIDDEN, 4 * HIDDEN), normal(2 * HIDDEN, HIDDEN)
+    states = torch.arange(WIDTH, dtype=torch.int32)
+    weights, *rest, constants = layer(HIDDEN)
+    weights = weights._replace(qkv=normal(HEADS * SIZE, HIDDEN), attention_norm=norm)
+    constants = constants._replace(writes_cache=False)
+
+    def step(tokens, rows, embedding, hidden, norm, before, after, *rest):
+        x = assistant.enter(tokens, rows, embedding, 8.0, hidden, states, before)
+        return assistant.leave(decoder_layer(x, *rest), norm, 1e-6, after)
+
+    table, hidden = normal(VOCAB, 2 * HIDDEN), normal(KEPT, 2 * HIDDEN)
+    return step, (ints(WIDTH), ints(WIDTH), table, hidden, norm, before, after, weights, *rest, constants)
+
+
+def mtp_step():
+    constants = mtp.PairConstants(norm_eps=1e-6, unit_offset=False, zeroes_first=True, hidden_first=False)
+    weights, *rest = layer(HIDDEN)
+    weights = weights._replace(attention_norm=normal(HIDDEN))
+    return mtp.module_layer, (
+        ints(WIDTH) + 3,
+        ints(WIDTH),
+        ints(WIDTH),
+        normal(VOCAB, HIDDEN),
+        normal(KEPT, HIDDEN),
+        torch.arange(WIDTH, dtype=torch.int32),
+        normal(2, HIDDEN),
+        normal(HIDDEN, 2 * HIDDEN),
+        constants,
+        weights,
+        *rest,
+    )
+
+
+STEPS = {"eagle": eagle_step, "eagle3": eagle3_step, "mtp": mtp_step, "assistant": assistant_step}
+FUSED = (HEADS + 2 * KV_HEADS) * SIZE
+PRODUCTS = {
+    "eagle": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
+    "eagle3": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
+    "mtp": [HIDDEN, FUSED, HIDDEN, 2 * INTERMEDIATE, HIDDEN],
+    # Queries alone, and the projection back.
+    "assistant": [HIDDEN, HEADS * SIZE, HIDDEN, 2 * INTERMEDIATE, HIDDEN, 2 * HIDDEN],
+}
 
 
 def traced(step) -> torch.fx.GraphModule:
@@ -111,10 +156,12 @@ def test_a_step_has_one_projection_one_fused_qkv_and_copies_no_cache(name):
     graph = traced(STEPS[name])
     products = [node for node in graph.graph.nodes if str(node.target).startswith("draftgraph.linear")]
     rows = [node.meta["val"].shape[1] for node in products]
-    assert rows == [HIDDEN, (HEADS + 2 * KV_HEADS) * SIZE, HIDDEN, 2 * INTERMEDIATE, HIDDEN]
+    assert rows == PRODUCTS[name]
     # The largest tensor that any op makes anew is the feed-forward's, not a cache.
     made = [n.meta["val"].numel() for n in graph.graph.nodes if str(n.target).startswith(("aten.cat", "aten.clone"))]
     assert all(size < 3 * KV_HEADS * CONTEXT * SIZE for size in made)
+    written = [node for node in graph.graph.nodes if "rope_and_cache" in str(node.target)]
+    assert len(written) == (name != "assistant")
 
 
 def kernels_of(code: str) -> list[tuple[str, str]]:
@@ -129,12 +176,26 @@ def compiled(function, arguments) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("normed", "zeroed"), [(True, True), (True, False), (False, False)])
-def test_eh_norm_is_one_kernel(dtype, normed, zeroed):
-    """Lookup, gather, zeroing at position 0, both norms and the concatenation: one loop nest before the product."""
+@pytest.mark.parametrize(
+    ("normed", "zeroed", "scale"), [(True, True, 1.0), (True, False, 1.0), (False, False, 1.0), (False, False, 8.0)]
+)
+def test_eh_norm_is_one_kernel(dtype, normed, zeroed, scale):
+    """Lookup, gather, scaling, zeroing at position 0, both norms and the concatenation: one loop nest before the
+    product.
+    """
 
     def projected(tokens, rows, embedding, hidden, states, norms, positions, fc):
-        x = eh_norm(tokens, rows, embedding, hidden, states, norms=norms, eps=1e-6, zero_positions=positions)
+        x = eh_norm(
+            tokens,
+            rows,
+            embedding,
+            hidden,
+            states,
+            norms=norms,
+            eps=1e-6,
+            zero_positions=positions,
+            embedding_scale=scale,
+        )
         return torch.ops.draftgraph.linear(x, fc)
 
     tokens, states = ints(WIDTH) + 3, torch.arange(WIDTH, dtype=torch.int32)
@@ -156,6 +217,14 @@ def test_a_whole_eagle3_layer_normalises_its_input_in_one_kernel():
     # The gather before the projection, eh_norm before attention, and then the layer as any other.
     assert kinds[:5] == ["fused", "linear", "fused", "linear", "fused"]
     assert kinds[5:] == ["window_attention", "linear", "fused", "linear", "fused", "linear", "fused"]
+
+
+def test_a_whole_module_joins_its_inputs_in_one_kernel():
+    function, arguments = mtp_step()
+    kinds = [op or "fused" for _, op in kernels_of(compiled(function, arguments))]
+    # eh_norm, the projection, and then the layer as any other.
+    assert kinds[:4] == ["fused", "linear", "fused", "linear"]
+    assert kinds[4:] == ["fused", "window_attention", "linear", "fused", "linear", "fused", "linear", "fused"]
 
 
 @pytest.mark.parametrize("zeroed", [False, True])
@@ -189,3 +258,14 @@ def test_a_medusa_head_compiles_to_its_products_and_one_kernel_between():
     heads = MedusaHead((normal(HIDDEN, HIDDEN),), (normal(HIDDEN),), normal(VOCAB, HIDDEN))
     kinds = [op or "fused" for _, op in kernels_of(compiled(head_logits, (normal(WIDTH, HIDDEN), heads)))]
     assert kinds == ["linear", "fused", "linear"]
+
+
+def test_an_ordered_vocabulary_has_the_logits_of_the_best_groups():
+    head, centroids, hidden = normal(VOCAB, HIDDEN), normal(10, HIDDEN), normal(3, HIDDEN)
+    ordering = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)).view(10, 5)
+    logits = assistant.ordered_logits(hidden, head, centroids, ordering, 2)
+    best = (hidden @ centroids.T).topk(2).indices
+    for row in range(3):
+        some = ordering[best[row]].flatten()
+        torch.testing.assert_close(logits[row, some], head[some] @ hidden[row])
+        assert logits[row].isfinite().sum() == 10

@@ -76,7 +76,7 @@ def test_proportional_rotation_turns_the_first_pairs() -> None:
         ({"use_bidirectional_attention": "all"}, UnsupportedModelError, "use_bidirectional_attention 'all'"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, UnsupportedModelError, "the same for all full_attention layers"),
         ({"per_layer_config": {"1": {"mlp": 8}, "2": {"mlp": 8}}}, UnsupportedModelError, "supported: head_dim"),
-        ({"num_kv_shared_layers": 3}, ValueError, "num_shared_layers must be 0 to 2, got 3"),
+        ({"num_kv_shared_layers": 3}, ValueError, "num_kv_shared_layers must be 0 to 2, got 3"),
         ({"num_kv_shared_layers": 2}, ValueError, r"the last ones of type \['full_attention'\] read"),
         ({"num_global_key_value_heads": 3, "per_layer_config": None}, ValueError, "must be a multiple of 3"),
     ],

@@ -151,6 +151,12 @@ def _hf(name, **changes):
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8'"),
         ("deepseek_v3", {"q_lora_rank": None, "attention_bias": True}, "attention_bias True without q_lora_rank"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2; supported: 1"),
+        (
+            "qwen3_next",
+            {"layer_types": None},
+            r"layer types \['linear_attention'\] of 'qwen3_next'; supported: full_att",
+        ),
+        ("qwen3_next", {"attention_bias": True}, "attention_bias True of 'qwen3_next'; supported: False"),
         ("glm4_moe", {"scoring_func": "tanh"}, "scoring_func 'tanh'; supported: sigmoid"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'; supported: greedy"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob True"),

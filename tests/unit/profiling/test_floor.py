@@ -20,15 +20,14 @@ from draftgraph.profiling import (
     suffix_cost,
 )
 
-SMOLLM2 = ModelSizes(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    windows=(0,) * 30,
-)
+
+def smollm2(**changes):
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
+    heads = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
+    return ModelSizes.dense(**{**sizes, **heads, "windows": (0,) * 30, **changes})
+
+
+SMOLLM2 = smollm2()
 RATES = DeviceRates(
     device="made up",
     threads=1,
@@ -51,9 +50,9 @@ KV = 11_520  # 30 layers x 2 x 3 heads x 64: one token's keys and values
 
 
 def test_hand_counted_sizes_add_up_to_the_published_parameter_count():
-    assert QKV + OUTPUT + GATE_UP + DOWN == MATRICES == SMOLLM2.layer_matrices
-    assert SMOLLM2.layer_vectors == NORMS
-    assert 30 * (MATRICES + NORMS) + 576 == BODY == SMOLLM2.body
+    assert {(layer.matrices, layer.vectors) for layer in SMOLLM2.layers} == {(MATRICES, NORMS)}
+    assert QKV + OUTPUT + GATE_UP + DOWN == MATRICES
+    assert 30 * (MATRICES + NORMS) + 576 == BODY
     assert SMOLLM2.head == HEAD
     assert SMOLLM2.kv_per_token == KV
     assert BODY + HEAD == 134_515_008
@@ -124,8 +123,7 @@ def test_keys_and_values_may_have_a_type_of_their_own():
 
 
 def test_a_sliding_window_bounds_what_is_read_and_computed():
-    sliding = dataclasses.replace(SMOLLM2, windows=(0, 16))
-    full = dataclasses.replace(SMOLLM2, windows=(0, 0))
+    sliding, full = smollm2(windows=(0, 16)), smollm2(windows=(0, 0))
     shape = {"width": 4, "rows": 1, "window": 2, "context": 100, "dtype": torch.bfloat16}
     less = forward_cost(full, **shape).bytes_read - forward_cost(sliding, **shape).bytes_read
     assert less == (100 - 15) * 384 * 2
@@ -136,10 +134,8 @@ def test_a_sliding_window_bounds_what_is_read_and_computed():
 
 
 def test_biases_and_extra_norms_are_counted():
-    rich = dataclasses.replace(
-        SMOLLM2, windows=(0,), qkv_bias=True, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True
-    )
-    assert rich.layer_vectors == NORMS + 960 + 576 + 3072 + 576 + 128 + 1152
+    rich = smollm2(windows=(0,), qkv_bias=True, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True)
+    assert rich.layers[0].vectors == NORMS + 960 + 576 + 3072 + 576 + 128 + 1152
 
 
 def test_the_least_time_is_the_longer_of_bytes_and_operations():
@@ -183,9 +179,15 @@ def test_impossible_rounds_are_refused(changes, message):
 
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="num_kv_heads must be at least 1, got 0"):
-        dataclasses.replace(SMOLLM2, num_kv_heads=0)
+        smollm2(num_kv_heads=0)
     with pytest.raises(ValueError, match="windows needs one value of at least 0 per layer"):
-        dataclasses.replace(SMOLLM2, windows=())
+        smollm2(windows=())
+    with pytest.raises(ValueError, match="layers needs at least one layer, got none"):
+        dataclasses.replace(SMOLLM2, layers=())
+    with pytest.raises(ValueError, match="experts_per_token must be 1 to 8, got 9"):
+        dataclasses.replace(SMOLLM2.layers[0], num_experts=8, experts_per_token=9)
+    with pytest.raises(ValueError, match="cached must be at least 0, got -1"):
+        dataclasses.replace(SMOLLM2.layers[0], cached=-1)
 
 
 def test_suffix_cost_by_hand():

@@ -65,6 +65,45 @@ class PrefillsOnTheHost(Successor):
         self.prompt = window.tokens.cpu()
 
 
+class VerifiesOnTheHost(Successor):
+    """Reads a value in a step that is part of verify."""
+
+    def verify_hidden(self, state, window):
+        return None if window.base.max().item() >= 0 else window.base
+
+
+class ObservesOnTheHost(Successor):
+    """Reads the target's states on the host."""
+
+    target_states = (1,)
+
+    def observe_prompt(self, state, window, states) -> None:
+        self.seen = states[0].tolist()
+
+
+class ReadsNoSuchState(Successor):
+    """Asks for a layer that no small model has."""
+
+    target_states = (0, 99)
+
+
+class BeginsNowhere(Successor):
+    """Leaves off at a layer that no small model has."""
+
+    first_layer = 99
+
+
+class OutOfTheVocabulary(Successor):
+    """Drafts tokens that do not exist, of both signs, and more than there is room for."""
+
+    def propose(self, state: DecodeState, bucket: int) -> None:
+        slots = state.slot_of_row[:bucket].long()
+        drafts = torch.full_like(state.draft_tokens[slots], 2**31 - 1)
+        drafts[:, 1::2] = -7
+        state.draft_tokens[slots] = drafts
+        state.draft_count[slots] = 99
+
+
 class AllocatesByValue(Successor):
     """Reads a value where it allocates."""
 

@@ -45,6 +45,13 @@ def test_by_import_path(tiny_model_path, wanted, depth):
     check(tiny_model_path, own("small_speculators:Successor", depth), wanted)
 
 
+@pytest.mark.parametrize("method", ["custom", ["ngram", "custom"]])
+def test_drafts_that_are_no_tokens_are_no_proposals(tiny_model_path, wanted, method):
+    with load(tiny_model_path, own("small_speculators:OutOfTheVocabulary") | {"method": method}) as engine:
+        results = engine.generate(TEXTS, SamplingParams(max_tokens=40))
+    assert [r.token_ids for r in results] == wanted
+
+
 def test_the_example_of_the_readme(tiny_model_path, wanted, tmp_path, monkeypatch):
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     [source] = [block for block in blocks if "(BaseSpeculator)" in block]
@@ -73,7 +80,7 @@ def test_by_entry_point(tiny_model_path, wanted, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module:Drafter", r"'no_such_module:Drafter' does not import: ModuleNotFoundError"),
+        ("no_such_module:Drafter", r"'no_such_module:Drafter' does not import: ModuleNotFoundError.*PYTHONPATH=\."),
         ("small_speculators:Nothing", r"'small_speculators:Nothing' does not import: the module .* has no 'Nothing'"),
         ("small_speculators:", r"'small_speculators:' does not import"),
         (":Drafter", r"':Drafter' does not import"),
@@ -85,6 +92,10 @@ def test_by_entry_point(tiny_model_path, wanted, monkeypatch):
         ("small_speculators:AllocatesByValue", r"cannot be allocated on fake CUDA tensors"),
         ("small_speculators:ReadsTheHost", r"ReadsTheHost': step 'propose\[1\]' cannot be captured: .*reads a value"),
         ("small_speculators:CommitsOnTheHost", r"step 'commit\[1\]' cannot be captured"),
+        ("small_speculators:VerifiesOnTheHost", r"step 'verify_hidden' cannot be captured: .*reads a value"),
+        ("small_speculators:ObservesOnTheHost", r"step 'observe_prompt' cannot be captured"),
+        ("small_speculators:ReadsNoSuchState", r"hidden states \[0, 99\]; accepted: 0 to \d+"),
+        ("small_speculators:BeginsNowhere", r"has first_layer 99; accepted: 0 to \d+"),
         ("small_speculators:PrefillsOnTheHost", r"step 'prefill' cannot be captured: .*copies between cpu and cuda"),
     ],
 )

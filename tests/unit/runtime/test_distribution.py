@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from draft_heads import Draft, eagle, eagle3
 from draft_models import save_noisy_copy
 
 from draftgraph import Engine, SamplingParams
@@ -83,6 +84,8 @@ def exact_distribution(path, length: int, options: dict[str, float]) -> np.ndarr
 
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
 SAMPLED = {"method": "draft_model", "draft_sample_method": "probabilistic"}
+HEADS: dict[str, Draft] = {"eagle": eagle(VOCABULARY), "eagle3": eagle3(VOCABULARY, draft_vocab=3, ids=[0, 0])}
+"""Random heads; the second knows every other token, and reads what there is to read of a target of one layer."""
 
 
 @pytest.mark.parametrize(
@@ -94,11 +97,17 @@ SAMPLED = {"method": "draft_model", "draft_sample_method": "probabilistic"}
         (SAMPLED, "standard", FILTERS[1]),
         *(pytest.param(SAMPLED, "standard", f, marks=pytest.mark.slow) for f in (FILTERS[0], FILTERS[2])),
         pytest.param(SAMPLED, "block", FILTERS[1], marks=pytest.mark.slow),
+        pytest.param({**SAMPLED, "method": "eagle"}, "block", FILTERS[1], marks=pytest.mark.slow),
+        pytest.param({**SAMPLED, "method": "eagle3"}, "standard", FILTERS[1], marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_three_tokens_follow_the_exact_distribution(small_vocabulary_path, small_draft_path, drafts, options, method):
+def test_three_tokens_follow_the_exact_distribution(
+    small_vocabulary_path, small_draft_path, tmp_path, drafts, options, method
+):
     spec = {**drafts, "num_speculative_tokens": 3, "rejection_sample_method": method}
+    if drafts["method"] in HEADS:
+        spec["model"] = str(HEADS[drafts["method"]].save(tmp_path))
     if drafts is SAMPLED:
         spec["model"] = str(small_draft_path)
     params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1000, n=SAMPLES, **options)

@@ -54,6 +54,17 @@ def with_tensor(draft: Draft, name: str, tensor: torch.Tensor) -> Draft:
     return draft
 
 
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     "vocabulary": (lambda: eagle(VOCAB + 5), rf"vocabulary of {VOCAB + 5}, but this one's is {VOCAB}"),
     "hidden size": (
@@ -139,6 +150,21 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(target, tmp_path, 
     [
         (lambda: change(eagle(VOCAB), model_type="rwkv"), "model type 'rwkv'; supported:"),
         (lambda: change(eagle(VOCAB), layer_types=["linear_attention"]), "layer types .'linear_attention'.; supported"),
+        (
+            lambda: change(eagle(VOCAB), model_type="deepseek_v3", **EXPERTS),
+            r"draft heads with layers of 'deepseek_v3' \(latent attention, mixtures of experts\); supported: dense",
+        ),
+        (
+            lambda: change(
+                eagle3(VOCAB),
+                model_type="qwen3_moe",
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=8,
+                decoder_sparse_step=1,
+            ),
+            "draft heads with layers of 'qwen3_moe'",
+        ),
         (lambda: change(eagle3(VOCAB, speculators=True), speculators_model_type="eagle"), "'eagle'; supported: eagle3"),
         (
             lambda: change(eagle3(VOCAB), eagle_config={"use_aux_hidden_state": False}),
@@ -175,6 +201,33 @@ def test_pickles_of_anything_but_tensors_are_refused(tmp_path, capsys, content, 
     with pytest.raises(CheckpointError, match=message):
         open_draft(tmp_path)
     assert "this must not run" not in capsys.readouterr().out
+
+
+def test_heads_merged_with_their_model(target, tmp_path):
+    draft, base = medusa(VOCAB), load_file(target / "model.safetensors")
+    draft.tensors = {**base, **{f"medusa_head.{name}": tensor for name, tensor in draft.tensors.items()}}
+    draft.config = {**json.loads((target / "config.json").read_text()), "medusa_num_heads": 7}
+    draft.file = "model.safetensors"
+    with engine(target, draft, tmp_path) as made:
+        assert made._core._speculator.name == "medusa"
+    checkpoint = open_draft(tmp_path)
+    assert (checkpoint.config.method, checkpoint.missing, checkpoint.unexpected) == ("medusa", [], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"dflash_config": {"mask_token_id": 1}, "mask_token_id": 2}, 1),
+        ({"mask_token_id": 2, "dspark_noise_token_id": 3}, 2),
+        ({"dspark_noise_token_id": 3, "pard_token": 4}, 3),
+        ({"pard_token": 4}, 4),
+        ({}, 7),
+    ],
+)
+def test_the_mask_token_is_the_first_that_is_named(tmp_path, fields, token):
+    draft = eagle3(VOCAB, parallel=True)
+    assert draft.config["ptd_token_id"] == 7
+    assert open_draft(change(draft, **fields).save(tmp_path)).config.mask_token == token
 
 
 def test_fewer_heads_than_drafts(target, tmp_path):
@@ -229,6 +282,17 @@ def test_the_embedding_is_shared_unless_it_differs(target, tmp_path):
             assert (head._embedding is made._target.model.weights.embedding) is shared
 
 
+@pytest.mark.parametrize("make", [eagle, eagle3])
+def test_the_head_is_shared_unless_it_differs(target, tmp_path, make):
+    weight = load_file(target / "model.safetensors")["lm_head.weight"]
+    for name, own, shared in (("same", weight, True), ("other", weight + 1.0, False)):
+        draft = with_tensor(make(VOCAB), "lm_head.weight", own)
+        with engine(target, draft, tmp_path / name) as made:
+            head = made._core._speculator._head
+            found = head._head if make is eagle else head._weights.head
+            assert (found is made._target.model.weights.head) is shared
+
+
 def test_d2t_holds_offsets():
     d2t, marked = torch.tensor([2, 2, 5]), torch.zeros(10, dtype=torch.bool)
     marked[[2, 3, 7]] = True
@@ -253,6 +317,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
     assert {key: report[key] for key in report if key not in ("checkpoint", "target")} == {
         "method": "eagle3",
         "format": "EAGLE-3, speculators",
+        "inside_target": False,
         "num_speculative_tokens": 3,
         "target_hidden_size": HIDDEN,
         "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
@@ -293,7 +358,7 @@ def test_inspect_tells_what_is_wrong(target, tmp_path):
     [
         ((), "name one thing to inspect"),
         (("x", "--vocab", "a", "b"), "name one thing to inspect"),
-        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle"),
+        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle, mtp"),
         (("/nowhere",), "there is no model '/nowhere'"),
         (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
     ],

@@ -15,7 +15,7 @@ from draftgraph.runtime.outputs import GenerationResult
 HEADS = {
     "eagle": toy.eagle,
     "eagle3": toy.eagle3,
-    "p-eagle": lambda vocab: toy.eagle3(vocab, wrong=False, parallel=True),
+    "p-eagle": toy.peagle,
     "medusa": toy.medusa,
 }
 
@@ -91,9 +91,7 @@ def test_coupled_output_is_plain_decodings(world, plain, name, depth, batch):
             accepted, proposed = (
                 sum(getattr(r.metrics, what) for r in results) for what in ("accepted_tokens", "proposed_tokens")
             )
-            # Without masked places the parallel head is right about every token.
-            assert 0 < accepted <= proposed
-            assert accepted < proposed or (name, depth) == ("p-eagle", 1)
+            assert 0 < accepted < proposed
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
@@ -103,7 +101,7 @@ def test_greedy_output_is_greedy_under_every_rule(world, plain, name, rule):
         assert tokens(engine.generate(world.prompts, GREEDY)) == tokens(plain[GREEDY])
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("name", HEADS)
 def test_a_head_that_knows_is_accepted_and_one_that_errs_at_j_stops_there(world, name):
     depth = 6
     with world.engine(name, depth, metrics="detailed") as engine:
@@ -116,12 +114,6 @@ def test_a_head_that_knows_is_accepted_and_one_that_errs_at_j_stops_there(world,
         assert result.metrics.round_pairs == ((depth, depth),) * 4
 
 
-def test_a_parallel_head_that_knows_is_accepted(world):
-    with world.engine("p-eagle", 6, metrics="detailed") as engine:
-        result = engine.generate([toy.FIRST] * 5, SamplingParams(max_tokens=28, ignore_eos=True))
-        assert result.metrics.round_pairs == ((6, 6),) * 4
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_probabilistic_drafts_share_the_noise_under_coupling(world, plain, name):
     counts = {}
@@ -130,7 +122,7 @@ def test_probabilistic_drafts_share_the_noise_under_coupling(world, plain, name)
             results = engine.generate(world.prompts, WARM)
             assert tokens(results) == tokens(plain[WARM])
             counts[kind] = sum(r.metrics.accepted_tokens for r in results)
-    if name != "p-eagle":  # whose masked places know one token only
+    if name != "p-eagle":  # whose logits are far from the target's, the later the draft the more
         assert counts["probabilistic"] > counts["greedy"]
 
 

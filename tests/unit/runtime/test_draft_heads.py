@@ -14,6 +14,7 @@ from draft_heads import Draft, build_target, drafted, eagle, eagle3, medusa
 from draftgraph import Engine, SamplingParams
 from draftgraph.graphs import HostExecutor, Program, While
 from draftgraph.profiling.floor import RoundShape
+from draftgraph.runtime.speculators.target_states import side_by_side
 
 HEADS = {
     "eagle": lambda vocab: eagle(vocab),
@@ -33,6 +34,7 @@ HEADS = {
     "p-eagle, reduced vocabulary": lambda vocab: eagle3(vocab, parallel=True, draft_vocab=60, speculators=True),
     "medusa": lambda vocab: medusa(vocab),
     "medusa, blocks": lambda vocab: medusa(vocab, blocks=True, size=60, layers=2),
+    "medusa, blocks, all tokens": lambda vocab: medusa(vocab, blocks=True),
 }
 BRIEF = ["eagle", "eagle3, reduced vocabulary, numbered by layers", "p-eagle", "medusa"]
 """One of each kind."""
@@ -140,6 +142,53 @@ def test_drafts_equal_the_plain_mathematics_after_any_acceptance(lab, name):
                 ours, theirs, rtol=2e-3, atol=2e-3, msg=f"draft {step} after {len(tokens)} tokens"
             )
         assert drafts == [drafted(head, values) for values in expected]
+
+
+@pytest.mark.parametrize(("place", "name"), enumerate(HEADS))
+def test_coupled_output_is_plain_decodings(lab, place, name):
+    """Each layout at another K of 1 to 7 and another bucket, so that all of them occur."""
+    depth, batch = place % 7 + 1, (1, 2, 4)[place % 3]
+    greedy = SamplingParams(max_tokens=12, ignore_eos=True)
+    first = lab.plain(greedy)[0]
+    stopped = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=[first[7]])
+    warm = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=4)
+    sampling = "probabilistic" if place % 2 else "greedy"
+    spec = lab.spec(name, depth, rejection_sample_method="coupled", draft_sample_method=sampling)
+    with lab.engine(spec, max_batch_size=batch) as engine:
+        for params in (greedy, stopped, warm):
+            results = engine.generate(lab.prompts, params)
+            assert [r.token_ids for r in results] == lab.plain(params)
+            assert sum(r.metrics.proposed_tokens for r in results) > 0
+    assert len(lab.plain(stopped)[0]) <= 8
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_the_last_hidden_states_are_taken_as_the_target_returns_them(lab, name):
+    with lab.engine(lab.spec(name, 2)) as engine:
+        core = engine._core
+        model, speculator = core._builder._model, core._speculator
+        returned, seen = [], []
+        forward, observe, prompt = model.forward_with_aux, speculator.observe, speculator.observe_prompt
+
+        def forward_with_aux(*arguments):
+            returned.append(forward(*arguments))
+            return returned[-1]
+
+        def note(method):
+            def noted(state, window, states):
+                seen.append(states)
+                method(state, window, states)
+
+            return noted
+
+        model.forward_with_aux = forward_with_aux
+        speculator.observe, speculator.observe_prompt = note(observe), note(prompt)
+        engine.generate(lab.prompts[:2], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(seen) == len(returned) > 3
+    for (hidden, _), states in zip(returned, seen, strict=True):
+        assert len(states) == 1
+        assert states[0] is hidden, "no gather"
+        assert side_by_side(states) is hidden
 
 
 class ExtraRounds(HostExecutor):

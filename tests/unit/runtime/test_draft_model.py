@@ -44,6 +44,44 @@ def test_greedy_equals_transformers(tiny_model_path, draft_path, reference, dept
     assert 0 < accepted < sum(r.metrics.proposed_tokens for r in results), "some must stand and some must fall"
 
 
+def test_drafts_equal_transformers_after_any_acceptance(tiny_model_path, draft_path):
+    """Its assisted generation drafts with the same model from the same text, with no cache kept from round to round."""
+    from transformers import GenerationConfig, LlamaForCausalLM
+    from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+    depth = 4
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.6, 0.5, 0.4]}
+    found: list[tuple[list[int], list[int]]] = []
+    with load(tiny_model_path, drafting(draft_path, depth, **rates), metrics="detailed") as engine:
+        speculator = engine._core._speculator
+        propose = speculator.propose
+
+        def recorded(state, bucket):
+            propose(state, bucket)
+            for slot in state.slot_of_row[:bucket].tolist():
+                count = int(state.draft_count[slot])
+                if count and not state.finished[slot]:
+                    tokens = state.tokens[slot, : state.length[slot]].tolist()
+                    found.append((tokens, state.draft_tokens[slot, :count].tolist()))
+
+        speculator.propose = recorded
+        results = engine.generate(prompts(engine.tokenizer), SamplingParams(max_tokens=14, ignore_eos=True, seed=5))
+    assert {pair[1] for r in results for pair in r.metrics.round_pairs} >= {0, 1, depth}, "every kind of round"
+    assert len(found) > 15
+    drafter = LlamaForCausalLM.from_pretrained(draft_path).eval()
+    drafter.generation_config.update(
+        num_assistant_tokens=depth, assistant_confidence_threshold=0.0, num_assistant_tokens_schedule="constant"
+    )
+    for tokens, drafts in found:
+        ids = torch.tensor([tokens])
+        config = GenerationConfig(max_length=10_000, min_length=0, eos_token_id=None)
+        generator = AssistedCandidateGenerator(ids, drafter, config, {"attention_mask": torch.ones_like(ids)})
+        candidates, _ = generator.get_candidates(ids)
+        theirs = candidates[0, len(tokens) :].tolist()
+        assert len(theirs) == depth or theirs[-1] == 0, "theirs may stop at the end"
+        assert theirs[: len(drafts)] == drafts[: len(theirs)]
+
+
 @pytest.mark.parametrize("sampling", ["greedy", "probabilistic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_coupled_text_depends_on_the_seed_alone(tiny_model_path, draft_path, sampling, temperature):

@@ -7,7 +7,6 @@ import torch
 from tiny_models import VOCAB, random_tokens, tiny_model
 
 from draftgraph import Engine, SamplingParams
-from draftgraph.model_zoo import UnsupportedModelError
 from draftgraph.profiling.checks.random_models import number_tokenizer
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
@@ -41,9 +40,7 @@ def test_greedy_text_with_drafts_equals_transformers(name, tmp_path) -> None:
     options = {"dtype": "float32", "compile": False, "max_batch_size": 2, "max_model_len": 128}
     with Engine.from_pretrained(tmp_path, NGRAM, **options) as engine:
         results = engine.generate(prompts, SamplingParams(max_tokens=LENGTH, ignore_eos=True))
-        if name != "ernie4_5":
-            with pytest.raises(UnsupportedModelError, match="are not counted, for it has"):
-                engine.prefill_cost(width=16, tokens=9, context=0)
+        assert engine.prefill_cost(width=16, tokens=9, context=0).bytes_read > 0, "the floor counts it"
     assert [list(result.token_ids) for result in results] == expected
     assert sum(result.metrics.accepted_tokens for result in results) > 0, "without drafts it would prove nothing"
 

@@ -208,8 +208,8 @@ class TestConfig:
             SpeculativeConfig.parse({"num_speculative_tokens": 3, **options})
 
     def test_not_available(self):
-        with pytest.raises(NotAvailableError, match=r"method 'mtp' .* is not available"):
-            SpeculativeConfig(method=("ngram", "mtp"), num_speculative_tokens=2).require_available()
+        with pytest.raises(NotAvailableError, match=r"method 'dspark' .* is not available"):
+            SpeculativeConfig(method=("ngram", "dspark"), model="x", num_speculative_tokens=2).require_available()
         config = SpeculativeConfig(
             method=("ngram", "draft_model"), model="x", num_speculative_tokens=2, draft_sample_method="probabilistic"
         )

@@ -181,6 +181,25 @@ def test_beats_ngram_on_agent_transcripts(k):
     assert found["alone"].rate > found["ngram"].rate
 
 
+@pytest.mark.parametrize("k", [4, 8, 24])
+def test_the_defaults_beat_ngram_of_any_depth(k):
+    """As a user gets them: suffix decoding without options, over ten sessions one after another."""
+    config = SpeculativeConfig(method="suffix")
+    depth = config.num_speculative_tokens
+    assert depth is not None
+    suffix, ngram = Tally(), Tally()
+    for drafts, speculator, tally in (
+        (depth, create_speculator(config), suffix),
+        (k, create_speculator(SpeculativeConfig(method="ngram", num_speculative_tokens=k)), ngram),
+    ):
+        state = make_state(2048, drafts)
+        speculator.allocate(state)
+        for tokens in transcripts(8, 10):
+            write(speculator, state, tokens, 30, tally)
+    print(f"suffix {suffix.length:.2f}, ngram of {k} {ngram.length:.2f}")
+    assert suffix.length > 1.2 * ngram.length
+
+
 def test_finished_requests_help():
     tokens = transcripts(9, 1)[0]
     state = make_state(2048, 8)

@@ -144,7 +144,7 @@ def eagle(vocab: int, wrong: bool = True) -> Draft:
     return Draft(_config(vocab), tensors, {"method": "eagle"})
 
 
-def eagle3(vocab: int, wrong: bool = True, *, parallel: bool = False) -> Draft:
+def eagle3(vocab: int, wrong: bool = True) -> Draft:
     """Attention reads each token's own embedding, by queries and keys that fit best at distance 0."""
     tensors = _idle_layer("midlayer", 2 * HIDDEN)
     keys = torch.zeros(HEADS * HEAD_DIM, 2 * HIDDEN)
@@ -160,10 +160,69 @@ def eagle3(vocab: int, wrong: bool = True, *, parallel: bool = False) -> Draft:
     tensors["lm_head.weight"] = successor_head(vocab)
     tensors["embed_tokens.weight"] = _embedding(vocab, wrong)
     config = {**_config(vocab), "norm_before_residual": True, "draft_vocab_size": vocab}
-    if parallel:
-        # Masked places stand for the one token of the first cycle.
-        config |= {"parallel_drafting": True, "pard_token": FIRST}
-        tensors["mask_hidden"] = torch.zeros(1, 1, 3 * HIDDEN)
+    return Draft(config, tensors, {"method": "eagle3"})
+
+
+def peagle(vocab: int, wrong: bool = True, places: int = 7) -> Draft:
+    """Attention head h reads the token h places before its own, from which the draft is h + 1 steps away.
+
+    In masked place m the heads below m read masks, which say nothing, and head m reads the anchor; those above it read
+    what comes before the anchor and agree, as long as that is of the same cycle. Each head has a part of the hidden
+    state to itself, in which the vocabulary's head knows what follows h + 1 steps later: for the cycle of j + 1 tokens
+    only if h is below j. Head m outweighs those above it, so place m is right if and only if m is below j.
+    """
+    size, mask = places * HIDDEN, FIRST - 1
+    embedding = torch.zeros(vocab, size)
+    embedding[:, :HIDDEN] = codes(vocab)
+    embedding[mask, : HIDDEN - 1] = 0.0
+    embedding[mask, HIDDEN] = 1.0  # as long as the others
+    frequencies = LLAMA["rope_theta"] ** (-torch.arange(0, HIDDEN, 2) / HIDDEN)
+    queries, keys, values = (torch.zeros(size, 2 * size) for _ in range(3))
+    for h in range(places):
+        part = slice(h * HIDDEN, (h + 1) * HIDDEN)
+        # Turned back by h places, so that the query fits the key there best.
+        queries[part, HIDDEN - 1] = torch.cat((torch.cos(frequencies * h), -torch.sin(frequencies * h))) * 4.0
+        keys[part, HIDDEN - 1] = torch.cat((torch.ones(HIDDEN // 2), torch.zeros(HIDDEN // 2))) * 4.0
+        values[part, : HIDDEN - 1] = torch.eye(HIDDEN)[:, : HIDDEN - 1]
+    head = torch.zeros(vocab, size)
+    for h in range(places):
+        known = successor_head(vocab, h + 1)
+        for token in (token for j, cycle in enumerate(cycles()[:-1]) if wrong and h >= j for token in cycle):
+            moved = SHARPNESS / HIDDEN**0.5 * torch.cat((codes(vocab)[token, :-1], torch.zeros(1)))
+            following = token
+            for _ in range(h + 1):
+                following = successor(following)
+            known[following] -= moved
+            known[cycles()[-1][60 + token]] += moved
+        head[:, h * HIDDEN : (h + 1) * HIDDEN] = 8.0**-h * known
+    tensors = {
+        "midlayer.self_attn.q_proj.weight": queries,
+        "midlayer.self_attn.k_proj.weight": keys,
+        "midlayer.self_attn.v_proj.weight": values,
+        "midlayer.self_attn.o_proj.weight": torch.eye(size),
+        "midlayer.mlp.gate_proj.weight": torch.zeros(INTERMEDIATE, size),
+        "midlayer.mlp.up_proj.weight": torch.zeros(INTERMEDIATE, size),
+        "midlayer.mlp.down_proj.weight": torch.zeros(size, INTERMEDIATE),
+        "midlayer.post_attention_layernorm.weight": torch.ones(size),
+        "midlayer.input_layernorm.weight": torch.ones(size),
+        "midlayer.hidden_norm.weight": torch.zeros(size),
+        "fc.weight": torch.zeros(size, 3 * HIDDEN),
+        "norm.weight": torch.ones(size),
+        "lm_head.weight": head,
+        "embed_tokens.weight": embedding,
+        "mask_hidden": torch.zeros(1, 1, 3 * HIDDEN),
+    }
+    config = {
+        **_config(vocab),
+        "hidden_size": size,
+        "num_attention_heads": places,
+        "num_key_value_heads": places,
+        "head_dim": HIDDEN,
+        "target_hidden_size": HIDDEN,
+        "draft_vocab_size": vocab,
+        "parallel_drafting": True,
+        "pard_token": mask,
+    }
     return Draft(config, tensors, {"method": "eagle3"})
 
 

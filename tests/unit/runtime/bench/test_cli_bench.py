@@ -87,12 +87,18 @@ def test_texts_that_differ_are_a_failure(run, tiny_model_path, monkeypatch):
     assert "error: other text than plain decoding: ngram" in err
 
 
+def answer_interrupts() -> None:
+    """A background shell starts its jobs with SIGINT ignored, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_leaves_a_partial_report(tiny_model_path, tmp_path):
     """A real SIGINT, while the answers are measured."""
     file = tmp_path / "bench.json"
     command = [sys.executable, "-m", "draftgraph", "bench", str(tiny_model_path), *COMMON[:3], *CONFIG]
     command += ["--json", str(file), "--repeats", "100000", "--max-tokens", "40"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=answer_interrupts) as process:
         assert process.stderr is not None
         lines = []
         for line in process.stderr:
@@ -100,7 +106,10 @@ def test_ctrl_c_leaves_a_partial_report(tiny_model_path, tmp_path):
             if line.startswith("measuring\n"):
                 break
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # does nothing to one that has ended
     assert process.returncode == 130, "".join(lines) + err
     assert "partial result" in out
     assert "interrupted: the result is partial" in err
