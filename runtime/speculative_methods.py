@@ -28,6 +28,10 @@ class Evidence(Enum):
     """The chance that the draft is accepted given that those before it are, by a head that was trained for it."""
 
 
+UNKNOWN_CONFIDENCE = 0.5
+"""What stands for the confidence of a draft of which nothing is known (`Evidence.POSITION`): its feature is 0."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """What the configuration has to know about one drafting method."""

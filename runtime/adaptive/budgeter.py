@@ -23,13 +23,10 @@ from ...kernels.learn_acceptance import (
     learn_acceptance,
 )
 from ..errors import ConfigError
-from ..speculative_methods import Evidence
+from ..speculative_methods import UNKNOWN_CONFIDENCE, Evidence
 from .budget import Budget
 from .costs import CostTable
 from .rules import BudgetRule
-
-UNKNOWN_CONFIDENCE = 0.5
-"""What stands for the confidence of a draft of which nothing is known: its feature is 0."""
 
 
 class _Costs(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from draft_models import save_noisy_copy
 from small_speculators import Successor
 from test_draft_head_output import Toy
@@ -73,6 +74,7 @@ def places(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     return {
         "ngram": (tiny_model_path, {"method": "ngram", "prompt_lookup_min": 1, **depth}),
         "draft_model": (tiny_model_path, {"method": "draft_model", "model": str(noisy), **depth}),
+        "list": (tiny_model_path, {"method": ["ngram", "draft_model"], "model": str(noisy), **depth}),
         "itself": (tiny_model_path, {"method": "draft_model", "model": str(same), **depth}),
         "eagle3": (world.path / "target", {**head, "model": str(world.path / "eagle3"), **depth}),
     }
@@ -88,7 +90,7 @@ def plain(places: dict[str, tuple[Path, dict[str, Any]]]) -> dict[tuple[Path, Sa
     return found
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "list", "eagle3"])
 @pytest.mark.parametrize("costs", COSTS)
 def test_the_text_is_plain_decodings_whatever_rounds_cost(places, plain, method, costs):
     path, spec = places[method]
@@ -250,6 +252,21 @@ def test_what_was_learned_outlives_the_engine(places):
         assert engine.export_acceptance() is None
         with pytest.raises(ConfigError, match="set enable_adaptive_verification"):
             engine.import_acceptance(learned)
+
+
+def test_a_list_keeps_the_confidences_of_every_method(places):
+    """Of looked-up drafts nothing is known, which is not that they are unlikely; what lies by row gets to its slot."""
+    path, spec = places["list"]
+    with engine_of(path, {**spec, **ADAPTIVE}) as engine:
+        core = engine._core
+        model = core.speculator.members[1]
+        assert core.budget.evidence is Evidence.PROBABILITY
+        assert bool((core.speculator._confidence[0] == 0.5).all())
+        model.draft_confidence = torch.full((4, 4), 0.25)
+        with torch.inference_mode(), core._builder.workspaces:
+            core.state.slot_of_row[0] = 2
+            core.speculator.propose(core.state, 1)
+        assert core.speculator._confidence[1, 2].tolist() == [0.25] * 4
 
 
 class Sure(Successor):
