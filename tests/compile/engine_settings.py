@@ -111,6 +111,9 @@ DRAFTER = "some/drafter"
 """Stands for whatever a method's `model` would be."""
 
 
+ADAPTIVE = ("enable_adaptive_verification", True)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One engine."""
@@ -180,11 +183,10 @@ def _sizes() -> Iterator[Setting]:
 def _budgets() -> Iterator[Setting]:
     """Budgets that vary, over one row and many, with few drafts and many."""
     small, bf16 = "SmolLM2-135M", torch.bfloat16
-    adaptive = ("enable_adaptive_verification", True)
-    for drafts in (1, 3, 7, 15, 63):
+    for drafts in (7, 1, 3, 15, 63):
         buckets = (1, 4, 16) if drafts == 7 else (1, 16)
-        yield Setting(small, bf16, drafts, "standard", options=(adaptive,), buckets=buckets)
-    sampled = (adaptive, ("draft_sample_method", "probabilistic"))
+        yield Setting(small, bf16, drafts, "standard", options=(ADAPTIVE,), buckets=buckets)
+    sampled = (ADAPTIVE, ("draft_sample_method", "probabilistic"))
     by_rows = (("num_speculative_tokens_per_batch_size", ((1, 2, 5), (3, 16, 0))),)
     for options in (sampled, by_rows):
         yield Setting(small, bf16, 5, "standard", method="draft_model", drafter=small, options=options, buckets=(1, 16))
@@ -264,6 +266,7 @@ def sampled_settings(amd: bool) -> Iterator[Setting]:
         new = {
             setting.method,
             setting.head,
+            *((name, setting.method) for name, _ in setting.options if name == ADAPTIVE[0]),
             *(() if amd else (setting.checkpoint, (setting.method, setting.rule))),
         } - seen
         if new:

@@ -49,6 +49,7 @@ def test_the_sample_holds_every_op_of_an_engine(usages):
     common = {"ngram_propose", "plan_window", "pack_window", "pack_prefill", "rope_and_cache", "window_attention"}
     common |= {"sample_target", "accept_standard", "accept_coupled", "record_logprobs", "commit", "embed_tokens"}
     common |= {"pack_tail", "pack_unseen", "draft_argmax", "advance_draft", "suffix_propose", "merge_drafts"}
+    common |= {"choose_budget", "budget_topk", "keep_drafting", "estimate_acceptance", "learn_acceptance"}
     more = {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
     for target, ops in zip(SWEPT, (common | more, common), strict=True):
         assert {usage.op for usage in usages if usage.target == target} >= ops
