@@ -67,7 +67,7 @@ def window_attention_reference(
     keys, values = key_cache[slot_of_row[row]].float(), value_cache[slot_of_row[row]].float()
     if key_scale is not None and value_scale is not None:
         keys, values = dequantize(keys, key_scale), dequantize(values, value_scale)
-    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    keys, values = (x.repeat_interleave(group, dim=1, output_size=num_heads) for x in (keys, values))
     scores = torch.einsum("whd,whsd->whs", query.float(), keys) * scale
     if soft_cap > 0.0:
         scores = soft_cap * torch.tanh(scores / soft_cap)

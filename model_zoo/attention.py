@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from ..kernels.attention_backends import attend
 from ..kernels.linear import linear
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rope_and_cache import rope_and_cache, rotate
 from ..kernels.window import Window
-from ..kernels.window_attention import window_attention
 from .weights import LayerConstants, LayerWeights
 
 
@@ -31,7 +31,8 @@ def head_attention(
         projected, gates = projected.clone(memory_format=torch.contiguous_format), torch.sigmoid(gates)
     make_query = _write_and_turn if constants.writes_cache else _turn
     query = make_query(projected, weights, key_cache, value_cache, cos, sin, window, constants)
-    attended = window_attention(
+    attended = attend(
+        constants.attention_backend,
         query,
         key_cache,
         value_cache,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..kernels.attention_backends import check_backend
 from ..kernels.embed_tokens import embed_tokens
 from ..kernels.linear import linear
 from ..kernels.project_logits import project_logits
@@ -144,6 +145,7 @@ class DecoderModel:
         *,
         max_positions: int | None = None,
         compile_region: CompileRegion = identity,
+        attention_backend: str | None = None,
     ) -> None:
         """Builds the rotary tables; compiles nothing yet.
 
@@ -154,18 +156,24 @@ class DecoderModel:
             compile_region: wraps the functions that become one compiled region each, such as
                 `partial(torch.compile, fullgraph=True, dynamic=False)`. One graph per width serves all layers
                 of one kind.
+            attention_backend: one of `attention_backends.BACKENDS`; None: the device's own.
+
+        Raises:
+            ValueError: the backend is not one for this device.
         """
         self.config = config
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.max_positions = config.max_position_embeddings if max_positions is None else max_positions
+        check_backend(attention_backend, self.device.type)
         tables = {
             kind: rope_tables(rope, self.max_positions + WINDOW_OVERHANG, self.device)
             for kind, rope in config.rope_by_type.items()
         }
         self._tables = [tables[kind] for kind in config.layer_types]
-        self._constants = [layer_constants(config, layer) for layer in range(config.num_layers)]
+        every = (layer_constants(config, layer) for layer in range(config.num_layers))
+        self._constants = [constants._replace(attention_backend=attention_backend) for constants in every]
         self._sources = [(config.cached_layer(i), config.heads_of_layer(i)) for i in range(config.num_layers)]
         # Rounded to the model's type, as in transformers.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(self.dtype))
@@ -175,12 +183,14 @@ class DecoderModel:
         self._norm = compile_region(rms_norm)
         self._project_inputs = compile_region(layer_inputs)
 
-    def allocate_cache(self, slots: int, context: int) -> KvCache:
+    def allocate_cache(self, slots: int, context: int, *, by_slot: bool = False) -> KvCache:
         """Allocates zeroed keys and values.
 
         Args:
             slots: how many, the reserved one included.
             context: the most committed tokens of a slot; the cache holds 64 or more positions beyond it.
+            by_slot: in memory all layers of a slot lie side by side, as if they were heads of one layer, so that one
+                op can write them all. The shapes are the same.
         """
         if context > self.max_positions:
             raise ValueError(f"context {context} exceeds the rotary tables' {self.max_positions} positions")
@@ -188,12 +198,13 @@ class DecoderModel:
         kinds = [config.heads_of_type(kind) for kind in set(config.layer_types)]
         heads, head_dim = max(kind.num_kv_heads for kind in kinds), max(kind.head_dim for kind in kinds)
         positions = -(-(context + WINDOW_OVERHANG) // CACHE_BLOCK) * CACHE_BLOCK
-        shape = (config.num_cached_layers, slots, heads, positions)
-        value_dim = head_dim if config.mla is None else 0
-        return KvCache(
-            torch.zeros((*shape, head_dim), dtype=self.dtype, device=self.device),
-            torch.zeros((*shape, value_dim), dtype=self.dtype, device=self.device),
-        )
+        order = (slots, config.num_cached_layers) if by_slot else (config.num_cached_layers, slots)
+
+        def zeros(size: int) -> torch.Tensor:
+            allocated = torch.zeros((*order, heads, positions, size), dtype=self.dtype, device=self.device)
+            return allocated.transpose(0, 1) if by_slot else allocated
+
+        return KvCache(zeros(head_dim), zeros(head_dim if config.mla is None else 0))
 
     def layer_cache(self, cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that a layer reads, [R1, Hkv, S, D]: its own, or those of the layer it shares with."""

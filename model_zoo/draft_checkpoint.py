@@ -11,9 +11,13 @@ import torch
 
 from .checkpoint import ACCEPTED_DTYPES
 from .decoder import CompileRegion, DecoderModel, identity
+from .dflash import checkpoint as dflash_checkpoint
+from .dflash import config as dflash_config
 from .draft_config import HeadConfig
-from .draft_files import DraftTensors, open_tensors
+from .draft_files import MASK_EMBEDDING, DraftTensors, open_tensors
 from .draft_weights import HeadBuilder
+from .dspark import checkpoint as dspark_checkpoint
+from .dspark import config as dspark_config
 from .eagle import checkpoint as eagle_checkpoint
 from .eagle import config as eagle_config
 from .eagle3 import checkpoint as eagle3_checkpoint
@@ -44,6 +48,7 @@ class HeadFamily(NamedTuple):
     optional: frozenset[str]
     """Those of them that a checkpoint may lack."""
     build: Callable[..., Any]
+    """Also takes `attention_backend` where the method's trait `own_attention` says so."""
     names: Callable[[Mapping[str, Any], Collection[str]], dict[str, str]] | None = None
     """In place of `rename`, for tensors that lie among those of a target: the names in the files by those that the
     shared loader knows, of config.json and all names in the files."""
@@ -64,6 +69,24 @@ HEAD_FAMILIES: dict[str, HeadFamily] = {
         medusa_checkpoint.extras,
         frozenset(),
         medusa_checkpoint.build,
+    ),
+    "dspark": HeadFamily(
+        dspark_checkpoint.recognises,
+        dspark_checkpoint.rename,
+        dspark_config.read_config,
+        dspark_checkpoint.placements,
+        dspark_checkpoint.extras,
+        frozenset({"d2t", "t2d", MASK_EMBEDDING}),
+        dspark_checkpoint.build,
+    ),
+    "dflash": HeadFamily(
+        dflash_checkpoint.recognises,
+        dflash_checkpoint.rename,
+        dflash_config.read_config,
+        dflash_checkpoint.placements,
+        dflash_checkpoint.extras,
+        frozenset({"d2t", "t2d", MASK_EMBEDDING}),
+        dflash_checkpoint.build,
     ),
     "eagle3": HeadFamily(
         eagle3_checkpoint.recognises,
@@ -209,6 +232,7 @@ def load_head(
     max_positions: int,
     compile_region: CompileRegion = identity,
     progress: Callable[[int, int, str], None] | None = None,
+    attention_backend: str | None = None,
 ) -> Any:
     """Reads the weights of a draft head, in the target's type and on its device.
 
@@ -218,9 +242,10 @@ def load_head(
         max_positions: the longest context that will be used.
         compile_region: see `DecoderModel`.
         progress: called with the tensors read, their number, and "loading draft weights".
+        attention_backend: of a drafter that has a choice, see `DecoderModel`; None: the device's own.
 
     Returns:
-        The method's model: a `DraftHead`, or a `MedusaModel`.
+        The method's model: a `DraftHead`, a `MedusaModel`, or a `DFlashModel`.
 
     Raises:
         CheckpointError: its tensors do not fit its configuration, or it does not fit the target.
@@ -246,4 +271,5 @@ def load_head(
         target,
         max_positions=max_positions,
         compile_region=compile_region,
+        **({} if attention_backend is None else {"attention_backend": attention_backend}),
     )

@@ -24,25 +24,36 @@ _NAMES = {
 """safetensors' names of torch's types."""
 
 
+MASK_EMBEDDING = "mask_embedding"
+"""The name of what a file `mask_embedding.pt` beside the weights holds: the embedding of the mask token."""
+
+
 class DraftTensors:
     """Every tensor by name: what the files say of it, and its values on demand."""
 
     def __init__(self, stored: dict[str, StoredTensor], loaded: dict[str, torch.Tensor] | None = None) -> None:
+        """Takes what the files say of each tensor, and the values of those that were read at once."""
         self.stored = stored
-        self._loaded = loaded
+        self._loaded = loaded or {}
 
     def read(self, names: Iterator[str] | list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """The values of some tensors, one after another, in any order; file by file where there are files."""
-        wanted = list(names)
-        if self._loaded is not None:
-            for name in wanted:
+        wanted = []
+        for name in names:
+            if name in self._loaded:
                 yield name, self._loaded[name]
-            return
+            else:
+                wanted.append(name)
         for path in sorted({self.stored[name].file for name in wanted}):
             with safe_open(path, framework="pt") as file:
                 for name in wanted:
                     if self.stored[name].file == path:
                         yield name, file.get_tensor(name)
+
+    @property
+    def loaded(self) -> dict[str, torch.Tensor]:
+        """Those that are in memory already."""
+        return self._loaded
 
     def get(self, name: str) -> torch.Tensor:
         """The values of one tensor."""
@@ -58,6 +69,15 @@ def open_tensors(directory: Path) -> DraftTensors:
     Raises:
         CheckpointError: there is none, or a file is damaged or holds something else than tensors.
     """
+    tensors, mask = _open_weights(directory), directory / f"{MASK_EMBEDDING}.pt"
+    if not mask.is_file():
+        return tensors
+    values = _mask_embedding(mask)
+    fact = StoredTensor(mask, _NAMES.get(values.dtype, str(values.dtype)), tuple(values.shape))
+    return DraftTensors({**tensors.stored, MASK_EMBEDDING: fact}, {**tensors.loaded, MASK_EMBEDDING: values})
+
+
+def _open_weights(directory: Path) -> DraftTensors:
     if (directory / INDEX_NAME).exists() or (directory / SINGLE_NAME).exists():
         return DraftTensors(stored_tensors(directory))
     named = sorted(directory.glob("*.safetensors"))
@@ -66,7 +86,8 @@ def open_tensors(directory: Path) -> DraftTensors:
         for path in named:
             stored |= read_header(path)
         return DraftTensors(stored)
-    files = sorted([*directory.glob("*.bin"), *directory.glob("*.pt")])
+    found = [*directory.glob("*.bin"), *directory.glob("*.pt")]
+    files = sorted(path for path in found if path.stem != MASK_EMBEDDING)
     if not files:
         raise CheckpointError(f"{directory} has no weights: neither *.safetensors nor *.bin nor *.pt files")
     loaded: dict[str, torch.Tensor] = {}
@@ -78,9 +99,28 @@ def open_tensors(directory: Path) -> DraftTensors:
     return DraftTensors(facts, loaded)
 
 
+def _mask_embedding(path: Path) -> torch.Tensor:
+    """The embedding in such a file, flat: a tensor, or one in a dictionary, which may name the token beside it."""
+    content = _unpickled(path)
+    values = content
+    if isinstance(content, dict):
+        found = [value for value in content.values() if isinstance(value, torch.Tensor)]
+        values = found[0] if len(found) == 1 else None
+    if not isinstance(values, torch.Tensor):
+        raise CheckpointError(f"{path} is refused: it must hold one tensor, or a dictionary with one")
+    return values.flatten()
+
+
 def _plain_tensors(path: Path) -> dict[str, torch.Tensor]:
+    content = _unpickled(path)
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise CheckpointError(f"{path} is refused: it must hold one dictionary of tensors by name and nothing else")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _unpickled(path: Path) -> object:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
@@ -89,6 +129,3 @@ def _plain_tensors(path: Path) -> dict[str, torch.Tensor]:
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged or no PyTorch file: {error}") from None
-    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise CheckpointError(f"{path} is refused: it must hold one dictionary of tensors by name and nothing else")
-    return {str(name): tensor for name, tensor in content.items()}

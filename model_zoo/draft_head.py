@@ -12,14 +12,13 @@ from .decoder import KvCache
 from .draft_config import HeadConfig
 
 
-class DraftHead(Protocol):
-    """A head with a KV cache of its own: EAGLE's, and multi-token prediction modules.
+class StateReader(Protocol):
+    """A drafter that reads the target's hidden states and has a KV cache of its own."""
 
-    Position j of its cache holds what it made of the target's hidden state at j and token j + 1. A head whose config
-    says `reads_target_cache` has none, and every `cache` below is the target's, which it only reads.
-    """
+    @property
+    def config(self) -> HeadConfig:
+        """What it reads of the target, and what it writes."""
 
-    config: HeadConfig
     layers: DecoderConfig
     """Its decoder layers."""
     device: torch.device
@@ -35,6 +34,14 @@ class DraftHead(Protocol):
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
         """Allocates zeroed keys and values; see `DecoderModel.allocate_cache`."""
+
+
+class DraftHead(StateReader, Protocol):
+    """EAGLE's heads, and multi-token prediction modules.
+
+    Position j of its cache holds what it made of the target's hidden state at j and token j + 1. A head whose config
+    says `reads_target_cache` has none, and every `cache` below is the target's, which it only reads.
+    """
 
     def read_target(
         self, window: Window, hidden: torch.Tensor, states: torch.Tensor | None, cache: KvCache

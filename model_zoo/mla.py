@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from ..kernels.attention_backends import attend
 from ..kernels.linear import linear
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rope_and_cache import rope_and_cache
 from ..kernels.window import Window
-from ..kernels.window_attention import window_attention
 from .weights import LayerConstants, LayerWeights
 
 
@@ -73,7 +73,8 @@ def latent_attention(
         False,
         constants.rope_interleaved,
     )
-    attended = window_attention(
+    attended = attend(
+        constants.attention_backend,
         query,
         key_cache,
         key_cache[..., rope:],

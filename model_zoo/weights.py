@@ -141,3 +141,5 @@ class LayerConstants(NamedTuple):
     """See `config.DecoderConfig`."""
     writes_cache: bool = True
     """False: the layer reads another's keys and values and has queries alone."""
+    attention_backend: str | None = None
+    """One of `attention_backends.BACKENDS`; None: the device's own."""

@@ -77,6 +77,7 @@ def _show_draft(console: Console, report: dict[str, Any]) -> None:
         ("place", "inside a target's checkpoint" if report["inside_target"] else None),
         ("drafts per round", "not given" if depth is None else str(depth)),
         ("drafting", "all tokens in one pass" if report["parallel"] else None),
+        ("block", report["block"]),
         ("target's hidden size", str(report["target_hidden_size"])),
         ("reads", report["hidden_states"]),
         ("vocabulary", report["vocabulary"]),

@@ -6,7 +6,9 @@ from typing import Any
 
 from ..model_zoo.checkpoint import read_config
 from ..model_zoo.config import DecoderConfig
+from ..model_zoo.dflash.config import DFlashConfig
 from ..model_zoo.draft_checkpoint import DraftCheckpoint, open_draft
+from ..model_zoo.dspark.config import DSparkConfig
 from ..model_zoo.eagle3.config import Eagle3Config
 from ..model_zoo.errors import CheckpointError, UnsupportedModelError
 from ..model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
@@ -27,8 +29,9 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
     Returns:
         `checkpoint`, `method`, `format`, `inside_target` (whether a target lies in the same files),
         `num_speculative_tokens` (None where it does not say), `target_hidden_size`, `hidden_states` (which of the
-        target's it reads, for people), `vocabulary`, `parallel`, `missing` and `unexpected` tensors, `problem` (of its
-        tensors; None if there is none), `target`, and `mismatch` (None if they fit, or if no target was named).
+        target's it reads, for people), `vocabulary`, `parallel`, `block` (of a drafter of blocks: its layout, for
+        people), `missing` and `unexpected` tensors, `problem` (of its tensors; None if there is none), `target`, and
+        `mismatch` (None if they fit, or if no target was named).
 
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
@@ -47,7 +50,9 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         "target_hidden_size": config.target_hidden_size,
         "hidden_states": _hidden_states(checkpoint, against),
         "vocabulary": _vocabulary(checkpoint),
-        "parallel": isinstance(config, Eagle3Config) and config.mask_token is not None,
+        "parallel": isinstance(config, DFlashConfig)
+        or (isinstance(config, Eagle3Config) and config.mask_token is not None),
+        "block": _block(checkpoint),
         "missing": checkpoint.missing,
         "unexpected": checkpoint.unexpected,
         "problem": _reason(checkpoint.check),
@@ -60,12 +65,34 @@ def _hidden_states(checkpoint: DraftCheckpoint, target: DecoderConfig | None) ->
     config = checkpoint.config
     if isinstance(config, Gemma4AssistantConfig):
         return f"the last, after the final norm, and the target's keys and values{_sources(config, target)}"
-    if not isinstance(config, Eagle3Config):
+    if not isinstance(config, Eagle3Config | DFlashConfig):
         return "the last, after the final norm"
     try:
         return describe_layers(config.aux, None if target is None else target.num_layers)
     except CheckpointError:  # which `mismatch` tells
         return describe_layers(config.aux, None)
+
+
+def _block(checkpoint: DraftCheckpoint) -> str | None:
+    """Layout, attention and heads of a drafter of blocks."""
+    config = checkpoint.config
+    if not isinstance(config, DFlashConfig):
+        return None
+    causal = sum(config.causal)
+    parts = [
+        f"block_size {config.block_size}",
+        "the anchor drafts too" if config.from_anchor else "an anchor and masks",
+        f"mask token {config.mask_token}{', with an embedding of its own' if config.own_mask else ''}",
+        "bidirectional" if not causal else f"{causal} of {len(config.causal)} layers causal",
+    ]
+    if config.layers.sliding_window and "sliding_attention" in config.layers.layer_types:
+        count = config.layers.layer_types.count("sliding_attention")
+        parts.append(f"{count} of {len(config.causal)} layers over {config.layers.sliding_window} positions")
+    if isinstance(config, DSparkConfig):
+        rank = f" of rank {config.markov_rank}" if config.markov_rank else ""
+        parts.append(f"{config.markov_head or 'no'} Markov head{rank}")
+        parts.append("confidence head" if config.has_confidence else "no confidence head")
+    return "; ".join(parts)
 
 
 def _sources(config: Gemma4AssistantConfig, target: DecoderConfig | None) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..model_zoo.config import DecoderConfig
+from ..model_zoo.dflash.config import MOST_QUERIES, DFlashConfig
+from ..model_zoo.dflash.model import DFlashModel
 from ..model_zoo.draft_checkpoint import DraftCheckpoint, open_draft
 from ..model_zoo.draft_config import AuxLayers
 from ..model_zoo.draft_head import DraftHead
@@ -50,7 +52,7 @@ class HeadSource:
 class LoadedHead:
     """A draft head in memory."""
 
-    model: DraftHead | MedusaModel
+    model: DraftHead | MedusaModel | DFlashModel
     target_states: tuple[int, ...]
     """Which of the target's hidden states it reads; see `BaseSpeculator.target_states`."""
 
@@ -100,7 +102,35 @@ def check_head(head: HeadSource, target: DecoderConfig, speculative: Speculative
                 "option out"
             )
         logger.info("%s reads the target's %s", head.name, describe_layers(config.aux, target.num_layers))
+    if isinstance(config, DFlashConfig):
+        _check_block(head.name, config, speculative)
+        logger.info("%s reads the target's %s", head.name, describe_layers(config.aux, target.num_layers))
     return config.states_of(target)
+
+
+def _check_block(name: str, config: DFlashConfig, speculative: SpeculativeConfig) -> None:
+    """What a drafter of blocks can be asked for."""
+    depth, most = speculative.num_speculative_tokens or 0, min(config.most_drafts, MOST_QUERIES - config.queries(0))
+    if depth > most:
+        anchor = "" if config.from_anchor else ", one place of which holds the anchor"
+        raise ConfigError(
+            f"num_speculative_tokens is {depth}, but {name} has a block_size of {config.block_size}{anchor}: use at "
+            f"most {most}"
+        )
+    if depth < most and not all(config.causal):
+        logger.warning(
+            "%s was trained to draft %d tokens at once, which all see each other, and is asked for %d: it may draft "
+            "others than it was trained to",
+            name,
+            config.most_drafts,
+            depth,
+        )
+    competing = speculative.dspark_draft_topk
+    if competing is not None and competing > config.draft_vocab_size:
+        raise ConfigError(
+            f"dspark_draft_topk is {competing}, but {name} drafts {config.draft_vocab_size} tokens: use at most "
+            f"{config.draft_vocab_size}"
+        )
 
 
 def describe_layers(aux: AuxLayers, num_layers: int | None) -> str:

@@ -22,6 +22,7 @@ from ..graphs import (
     select_executor,
 )
 from ..graphs.buckets import PREFILL_CHUNK, exact_widths, power_of_two_at_least, verify_widths
+from ..kernels.attention_backends import check_backend
 from ..kernels.choose_budget import MOST_DRAFTS
 from ..kernels.op_observer import ENABLED as OPS_OBSERVABLE
 from ..kernels.op_observer import observing_ops
@@ -43,6 +44,7 @@ from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
 from .speculative_config import SpeculativeConfig
+from .speculative_methods import Evidence
 from .speculators import BaseSpeculator, SpeculatorParts, check_custom, create_speculator, speculator_class
 from .tokenizer_files import load_tokenizer
 from .verification import VerificationPolicy, create_policy
@@ -100,6 +102,10 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
         speculator_class(config.speculative.speculator)
     evidence_of(config.speculative)
     _check_executor(config)
+    try:
+        check_backend(config.speculative.attention_backend, config.torch_device.type)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if config.exact:
         _widths(config, config.speculative.num_speculative_tokens or 0)
     if not isinstance(name, str | Path):
@@ -157,7 +163,14 @@ def load_target(
     loaded = None if draft is None else LoadedDraft(load(draft.path), mapping)
     loaded_head = None
     if head is not None:
-        heads = load_head(head.checkpoint, model, max_positions=max_model_len, compile_region=region, progress=progress)
+        heads = load_head(
+            head.checkpoint,
+            model,
+            max_positions=max_model_len,
+            compile_region=region,
+            progress=progress,
+            attention_backend=config.speculative.attention_backend,
+        )
         loaded_head = LoadedHead(heads, found.target_states)
     return LoadedModel(
         found.path, found.config, model, tokenizer, max_model_len, loaded, loaded_head, found.speculative
@@ -252,6 +265,8 @@ def create_budget(
         confidence_reads_drafts=speculator.confidence_reads_drafts,
     )
     evidence = evidence_of(speculative)
+    if evidence is Evidence.SURVIVAL and speculator.draft_confidence is None and speculative.speculator is None:
+        evidence = Evidence.PROBABILITY  # a checkpoint without the head that it would come from
     return AdaptiveBudget(state, evidence=evidence, rule=rule, confidence=speculator.draft_confidence)
 
 

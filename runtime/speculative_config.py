@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..kernels.attention_backends import BACKENDS, canonical_backend
 from ..kernels.suffix_index import LONGEST
 from ..model_zoo.draft_config import NUMBERINGS
 from .checks import check_bool, check_choice, check_integer, check_number
@@ -32,11 +33,7 @@ REJECTION_SAMPLE_METHODS = ("standard", "block", "synthetic", "coupled")
 _DISTRIBUTION_RULES = ("standard", "block")
 """Verification rules that need the distribution of a draft that was sampled."""
 
-_UNAVAILABLE_OPTIONS = (
-    "use_local_argmax_reduction",
-    "dspark_draft_topk",
-    "attention_backend",
-)
+_UNAVAILABLE_OPTIONS = ("use_local_argmax_reduction",)
 """Options whose every value but the default is refused by `require_available` in this version."""
 
 _LEAST = {
@@ -93,8 +90,8 @@ class SpeculativeConfig:
     parallel_drafting: bool = False
     """eagle3: the head must draft all tokens in one masked pass (P-EAGLE). Heads that were made for it do so anyway."""
     aux_layer_numbering: str | None = None
-    """eagle3: how the checkpoint numbers the target's layers: "hidden_states" (0 is the embedding) or "layer_outputs"
-    (0 is the first layer's output). None: as its format does."""
+    """eagle3, dflash, dspark: how the checkpoint numbers the target's layers: "hidden_states" (0 is the embedding) or
+    "layer_outputs" (0 is the first layer's output). None: as its format does."""
     enable_adaptive_verification: bool = False
     """Choose per round how many drafts are worth verifying, and worth making, from their confidence."""
     adaptive_profile_context_len: int = 8192
@@ -102,7 +99,8 @@ class SpeculativeConfig:
     dspark_draft_topk: int | None = None
     """dspark: only this many of the base logits compete. None: all of them."""
     attention_backend: str | None = None
-    """Attention backend of the drafter. None: the target's."""
+    """dflash, dspark: the attention backend of the drafter: "sdpa" on the CPU, "triton" on a GPU, "reference" on both.
+    None or "auto": the device's own, which is the target's."""
     suffix_decoding_max_tree_depth: int = 24
     """suffix: the longest suffix kept, in tokens, at most 64."""
     suffix_decoding_max_cached_requests: int = 10000
@@ -348,6 +346,15 @@ class SpeculativeConfig:
         if self.aux_layer_numbering is not None and not self.traits.reads_layers:
             fitting = ", ".join(repr(name) for name, method in METHODS.items() if method.reads_layers)
             raise ConfigError(f"aux_layer_numbering needs method {fitting}, got {self.method!r}")
+        for name, fits in (("dspark_draft_topk", "markov"), ("attention_backend", "own_attention")):
+            if getattr(self, name) is not None and not getattr(self.traits, fits):
+                fitting = ", ".join(repr(method) for method, traits in METHODS.items() if getattr(traits, fits))
+                raise ConfigError(f"{name} needs method {fitting}, got {self.method!r}")
+        if self.attention_backend is not None:
+            backend = canonical_backend(self.attention_backend)
+            if backend is not None:
+                check_choice(ConfigError, "attention_backend", backend, tuple(BACKENDS))
+            self._set("attention_backend", backend)
         if self.draft_sample_method == "probabilistic":
             for name, reason in (
                 ("use_heterogeneous_vocab", "the draft's probabilities mean nothing in another vocabulary"),

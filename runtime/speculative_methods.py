@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -65,6 +66,10 @@ class Method:
     """Whether it may read any of them, so that a checkpoint numbers layers (`aux_layer_numbering`)."""
     parallel: bool = False
     """Whether there are heads of it that draft all tokens in one pass (`parallel_drafting`)."""
+    own_attention: bool = False
+    """Whether its layers can have an attention backend of their own (`attention_backend`)."""
+    markov: bool = False
+    """Whether each draft's logits are corrected by the draft before it (`dspark_draft_topk`)."""
     exits_early: bool = False
     """Whether the target's own first layers draft (`exit_layer`)."""
     user_class: bool = False
@@ -102,15 +107,19 @@ def _medusa_heads(config: Mapping[str, Any]) -> int | None:
     return heads if isinstance(heads, int) else None
 
 
-def _block_size(config: Mapping[str, Any]) -> int | None:
-    block = config.get("block_size")
-    return block if isinstance(block, int) else None
+def _drafts_of_block(config: Mapping[str, Any], *, from_anchor: bool) -> int | None:
+    """Drafts of a block, which has one fewer than queries unless the anchor's drafts too.
 
-
-def _block_after_anchor(config: Mapping[str, Any]) -> int | None:
-    """Slot 0 of a DFlash block holds the anchor; every slot of a DSpark block is a prediction."""
-    block = _block_size(config)
-    return None if block is None else block - 1
+    `from_anchor` is what the method's own layout means where `sample_from_anchor` is not given; that of speculators
+    means False.
+    """
+    parts = (config.get("dflash_config") or {}, config)
+    block = next((part["block_size"] for part in parts if isinstance(part.get("block_size"), int)), None)
+    default = from_anchor and config.get("speculators_model_type") is None
+    from_anchor = next(
+        (bool(p["sample_from_anchor"]) for p in parts if p.get("sample_from_anchor") is not None), default
+    )
+    return None if block is None else block - (not from_anchor)
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -178,16 +187,27 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         ),
         "dflash": Method(
             summary="DFlash block drafter: one masked pass",
+            available=True,
             needs_model=True,
             depth_from_checkpoint=True,
-            checkpoint_depth=_block_after_anchor,
+            checkpoint_depth=partial(_drafts_of_block, from_anchor=False),
+            samples_drafts=True,
+            reads_target=True,
+            reads_layers=True,
+            own_attention=True,
             evidence=Evidence.PROBABILITY,
         ),
         "dspark": Method(
             summary="DSpark block drafter with a Markov head",
+            available=True,
             needs_model=True,
             depth_from_checkpoint=True,
-            checkpoint_depth=_block_size,
+            checkpoint_depth=partial(_drafts_of_block, from_anchor=True),
+            samples_drafts=True,
+            reads_target=True,
+            reads_layers=True,
+            own_attention=True,
+            markov=True,
             evidence=Evidence.SURVIVAL,
         ),
         "layerskip": Method(

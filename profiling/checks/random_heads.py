@@ -73,6 +73,20 @@ def _mtp(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
     return {**_layer_like(target), "num_nextn_predict_layers": MODULES}, shapes
 
 
+def _dflash(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
+    part = {"target_layer_ids": [-1, target.num_layers - 2], "mask_token_id": 1}
+    shape = (target.hidden_size, 2 * target.hidden_size)
+    return {**_layer_like(target), "block_size": MOST_DRAFTS + 1, "dflash_config": part}, {"fc.weight": shape}
+
+
+def _dspark(target: DecoderConfig) -> tuple[dict[str, Any], _Shapes]:
+    config, shapes = _dflash(target)
+    rank, shape = 16, (target.vocab_size, target.hidden_size)
+    config |= {"block_size": MOST_DRAFTS, "markov_rank": rank, "markov_head_type": "rnn"}
+    confidence = {"confidence_head.proj.weight": (1, target.hidden_size + rank)}
+    return config, {**shapes, **confidence, "lm_head.weight": shape}
+
+
 MOST_DRAFTS = 5
 """Drafts per round that every one of these heads can make."""
 MODULES = 5
@@ -83,6 +97,8 @@ HEADS: Mapping[str, Callable[[DecoderConfig], tuple[dict[str, Any], _Shapes]]] =
     "eagle3": _eagle3,
     "mtp": _mtp,
     "medusa": _medusa,
+    "dflash": _dflash,
+    "dspark": _dspark,
 }
 """By method: the config.json of a head for a target, and the tensors from whose shapes the rest of it follows."""
 
@@ -111,14 +127,16 @@ def random_head(
     placements = family.placements(config)
     layers = getattr(config, "layers", target.config)
     builder = HeadBuilder(layers, placements, dtype=target.dtype, device=str(target.device))
-    generator = torch.Generator().manual_seed(seed)
+    generator, again = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     for name, placement in placements.items():
         if len(placement.shape) == 1:
             value = torch.ones(placement.shape)
         else:
             value = torch.randn(placement.shape, generator=generator) / placement.shape[-1] ** 0.5
         builder.add(name, value.to(target.dtype))
-    model = family.build(
-        config, builder, DraftTensors({}, {}), {}, target, max_positions=max_positions, compile_region=compile_region
-    )
+        if ".k_proj." in name or ".v_proj." in name:
+            again[name] = value  # drafters of blocks have them a second time, stacked
+    options: dict[str, Any] = {"max_positions": max_positions, "compile_region": compile_region}
+    names = {name: name for name in again}
+    model = family.build(config, builder, DraftTensors({}, again), names, target, **options)
     return LoadedHead(model, config.states_of(target.config))

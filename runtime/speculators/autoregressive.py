@@ -10,26 +10,23 @@ from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...model_zoo.decoder import KvCache
 from ...model_zoo.draft_head import DraftHead
-from ...profiling.floor import RoundShape, StepCost, forward_cost
-from ..model_sizes import model_sizes
-from .base import BaseSpeculator
-from .drafting import DraftChooser, part_of, step_window, window_width
+from ...profiling.floor import RoundShape, StepCost
+from .drafting import part_of, window_width
+from .state_reader import StateSpeculator
 from .stepwise import StepwiseSpeculator
-from .target_states import TargetStates, side_by_side
+from .target_states import side_by_side
 
 
-class HeadSpeculator(BaseSpeculator):
+class HeadSpeculator(StateSpeculator):
     """Keeps a draft head's KV and the target's hidden states for it.
 
     The KV at position j is made from the target's hidden state there and the token after it, so it is known one token
-    later than the target's, and what the head makes of its own output is never kept: the next round overwrites it. Of a
-    head that reads the target's KV nothing is kept but the hidden states.
+    later than the target's. Of a head that reads the target's KV nothing is kept but the hidden states.
     """
 
     lookahead = 1
 
-    _cache: KvCache
-    _kept: TargetStates
+    _head: DraftHead
 
     def __init__(
         self,
@@ -43,61 +40,19 @@ class HeadSpeculator(BaseSpeculator):
         """Takes the head as it was loaded.
 
         Args:
-            num_speculative_tokens: `K`, at least 1.
-            head: the drafter.
-            target_states: which hidden states it reads; see `BaseSpeculator.target_states`.
-            stream: of the noise with which drafts are sampled, see `kernels/philox.py`; None drafts greedily.
+            num_speculative_tokens: see `StateSpeculator`.
+            head: see `StateSpeculator`.
+            target_states: see `StateSpeculator`.
+            stream: see `StateSpeculator`.
             target_cache: the target's keys and values, for a head that reads them and has none of its own.
         """
-        super().__init__(num_speculative_tokens)
-        self.target_states, self._target_cache = target_states, target_cache
+        super().__init__(num_speculative_tokens, head, target_states=target_states, stream=stream)
+        self._target_cache = target_cache
         # The pairs of a round's window are read by the next one's `propose`.
         self.unseen = num_speculative_tokens if target_cache is None else 0
-        self._head = head
-        self._chooser = DraftChooser(stream, subset=head.target_ids)
 
-    @property
-    def _masks(self) -> int:
-        """Masked places of a row."""
-        return 0
-
-    def allocate(self, state: DecodeState) -> None:
-        """Allocates the head's KV, if it has any, and what it reads of the target."""
-        head, cache = self._head, self._target_cache
-        if cache is None:
-            cache = head.allocate_cache(state.shape.slots + 1, state.shape.context)
-        self._cache = cache
-        self._kept = TargetStates(
-            state, head.state_size, mask_state=head.mask_state, mask_token=head.mask_token, masks=self._masks
-        )
-        rows = state.shape.max_bucket
-        self._following = step_window(rows, window_width(rows), state.device)
-        self._chooser.allocate(state, window_width(rows))
-        self._state = state
-
-    def _forward_cost(self, shape: RoundShape, tokens: int, *, of_target: bool) -> StepCost:
-        """A forward of so many tokens per row."""
-        rows, dtype = shape.rows, self._head.dtype
-        layers = forward_cost(
-            model_sizes(self._head.layers),
-            width=tokens * rows,
-            rows=rows,
-            window=tokens,
-            context=shape.context - 1,
-            dtype=dtype,
-            head=False,
-        )
-        return layers + _product_cost(self._head.config.matrix_elements(of_target=of_target), rows * tokens, dtype)
-
-    def _head_cost(self, shape: RoundShape, drafts: int) -> StepCost:
-        """The logits of so many drafts per row at once."""
-        config, dtype, width = self._head.config, self._head.dtype, shape.rows * drafts
-        product = _product_cost(config.logits_per_token * self._head.layers.hidden_size, width, dtype)
-        return product + StepCost(bytes_written=width * config.draft_vocab_size * dtype.itemsize)
-
-    def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
-        """Keeps the hidden states of the windows."""
-        self._kept.keep(state, window, states)
+    def _make_cache(self, state: DecodeState) -> KvCache:
+        return super()._make_cache(state) if self._target_cache is None else self._target_cache
 
     def observe_prompt(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Writes the head's KV of the chunk: the token after it is known, since it is never the prompt's last."""
@@ -106,20 +61,11 @@ class HeadSpeculator(BaseSpeculator):
             self._head.read_target(self._kept.successors(state, window), values, None, self._cache)
         self._kept.keep_last(window, values)
 
-    def admit(self, slot: int) -> None:
-        """Forgets the slot's last request."""
-        self._kept.admit(self._state, slot)
-
     def clear(self, slot: int) -> None:
-        """Zeroes the head's KV of the slot, and what was kept for it."""
+        """Zeroes the head's own KV of the slot, and what was kept for it."""
         if self._target_cache is None:
             self._cache.clear(slot)
         self._kept.clear(slot)
-
-
-def _product_cost(elements: int, width: float, dtype: torch.dtype) -> StepCost:
-    """Matrices of so many elements, applied to `width` tokens."""
-    return StepCost(bytes_read=elements * dtype.itemsize, operations=2 * elements * width, dtype=dtype)
 
 
 class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):

@@ -65,6 +65,7 @@ class DraftChooser:
         following: Window,
         limit: torch.Tensor | None = None,
         shift: int | None = None,
+        confidence: torch.Tensor | None = None,
     ) -> None:
         """Draft `step` of every row, and the window of the next one.
 
@@ -77,6 +78,7 @@ class DraftChooser:
             limit: int32 [R1], in place of the state's.
             shift: where the next window's token stands, counted from `length`; `step`, where a language model keeps it,
                 unless it is given.
+            confidence: float32 [B], in place of the drafter's largest probability.
         """
         bucket, width = slot_of_row.shape[0], following.tokens.shape[0]
         chosen, failed = self._chosen[:bucket], self._failed[:bucket]
@@ -89,6 +91,8 @@ class DraftChooser:
             self._sample(state, step, logits, slot_of_row, self._stream)
         elif self._subset is not None:
             chosen.copy_(self._subset.index_select(0, chosen))
+        if confidence is not None:
+            self._confidence[:bucket].copy_(confidence)
         advance_draft(
             self._chosen[:width],
             self._confidence[:width],
@@ -110,6 +114,13 @@ class DraftChooser:
             following.base,
             following.slot_of_row,
         )
+
+    def chosen(self, bucket: int) -> torch.Tensor:
+        """int32 [B]: every row's last draft, in the ids that the drafter reads; the next call of `draft` overwrites it.
+
+        It is there whether or not the row had room for it; 0 where the logits failed.
+        """
+        return self._chosen[:bucket]
 
     def _sample(
         self, state: DecodeState, step: int, logits: torch.Tensor, slot_of_row: torch.Tensor, stream: int

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from ...kernels.philox import DRAFT, TARGET
 from ...model_zoo.decoder import DecoderModel, KvCache
+from ...model_zoo.dflash.model import DFlashModel
 from ...model_zoo.draft_head import DraftHead
+from ...model_zoo.dspark.model import DSparkModel
 from ...model_zoo.medusa.model import MedusaModel
 from ...model_zoo.mtp.model import MtpModel
 from ..errors import NotAvailableError
@@ -16,7 +18,9 @@ from ..vocab_mapping import VocabMapping
 from .autoregressive import AutoRegressiveSpeculator, ParallelSpeculator
 from .base import BaseSpeculator
 from .custom import create_custom
+from .dflash import DFlashSpeculator
 from .draft_model import DraftModelSpeculator
+from .dspark import DSparkSpeculator
 from .ensemble import EnsembleSpeculator
 from .layerskip import LayerSkipSpeculator
 from .medusa import MedusaSpeculator
@@ -37,7 +41,7 @@ class SpeculatorParts:
     """The model that is verified with, of whose layers some may draft."""
     target_cache: KvCache | None = None
     """The target's keys and values."""
-    head: DraftHead | MedusaModel | None = None
+    head: DraftHead | MedusaModel | DFlashModel | None = None
     """A draft head that reads the target's hidden states."""
     target_states: tuple[int, ...] = ()
     """Which of them; see `BaseSpeculator.target_states`."""
@@ -108,6 +112,7 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
     assert head is not None  # loaded before the speculator is made
     if isinstance(head, MedusaModel):
         return MedusaSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+    assert not isinstance(head, DFlashModel)
     if isinstance(head, MtpModel) and head.num_modules > 1:
         return MultiModuleSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
     if head.mask_state is not None:
@@ -120,6 +125,26 @@ def _head(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
         stream=_stream(config),
         target_cache=parts.target_cache if borrows else None,
         advance_draft_positions=not borrows,
+    )
+
+
+def _dflash(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, head = config.num_speculative_tokens, parts.head
+    assert depth is not None
+    assert isinstance(head, DFlashModel)  # loaded before the speculator is made
+    return DFlashSpeculator(depth, head, target_states=parts.target_states, stream=_stream(config))
+
+
+def _dspark(config: SpeculativeConfig, parts: SpeculatorParts) -> BaseSpeculator:
+    depth, head = config.num_speculative_tokens, parts.head
+    assert depth is not None
+    assert isinstance(head, DSparkModel)  # loaded before the speculator is made
+    return DSparkSpeculator(
+        depth,
+        head,
+        target_states=parts.target_states,
+        stream=_stream(config),
+        competing=config.dspark_draft_topk,
     )
 
 
@@ -141,6 +166,8 @@ _FACTORIES: dict[str, Factory] = {
     "eagle3": _head,
     "mtp": _head,
     "medusa": _head,
+    "dflash": _dflash,
+    "dspark": _dspark,
     "layerskip": _layerskip,
     "custom": _custom,
 }

@@ -35,6 +35,7 @@ from draftgraph.kernels.linear import linear
 from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.moe_experts import moe_experts
 from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_block import pack_block
 from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_unseen import pack_unseen
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
@@ -317,6 +318,7 @@ def drafting() -> dict[str, OpCase]:
     normalizer, threshold = logits.float().logsumexp(1), torch.full((width,), -1.0, device=DEVICE)
     probabilities = torch.zeros(REPEATS + 1, 1, VOCAB, device=DEVICE)
     outcome = (s.draft_tokens, s.confidence, s.draft_count)
+    block, size, mask = [ints(2 * WIDTH) for _ in range(4)], 2 * WIDTH, 7
     members = (s.draft_tokens.expand(2, -1, -1).contiguous(), s.draft_count.expand(2, -1).contiguous())
     confidences = s.confidence.expand(2, -1, -1).contiguous()
     # A head that has not read the last eight tokens.
@@ -331,6 +333,12 @@ def drafting() -> dict[str, OpCase]:
         ),
         "pack_tail": OpCase(
             lambda slot: pack_tail(s.tokens, s.length, s.finished, rows[slot], None, 2, *window, cu_tokens, base, last),
+            specs=["1 row"],
+        ),
+        "pack_block": OpCase(
+            lambda slot: pack_block(
+                s.tokens, s.length, s.finished, rows[slot], size, mask, *block, base, cu_tokens[1:]
+            ),
             specs=["1 row"],
         ),
         "draft_argmax": OpCase(
@@ -385,6 +393,7 @@ GROUPS = {
     "commit": ending,
     "ngram_propose": ending,
     "suffix_propose": ending,
+    "pack_block": drafting,
     "pack_tail": drafting,
     "pack_unseen": drafting,
     "draft_argmax": drafting,

@@ -10,10 +10,12 @@ import torch
 
 from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel, identity
+from draftgraph.model_zoo.dflash.config import DFlashConfig
 from draftgraph.model_zoo.draft_checkpoint import HEAD_FAMILIES
 from draftgraph.model_zoo.draft_config import AuxLayers, HeadConfig
 from draftgraph.model_zoo.draft_files import DraftTensors
 from draftgraph.model_zoo.draft_weights import HeadBuilder
+from draftgraph.model_zoo.dspark.config import DSparkConfig
 from draftgraph.model_zoo.eagle.config import EagleConfig
 from draftgraph.model_zoo.eagle3.config import Eagle3Config
 from draftgraph.model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
@@ -28,6 +30,8 @@ FAMILIES = {
     "p-eagle": "eagle3",
     "medusa": "medusa",
     "assistant": "gemma4_assistant",
+    "dflash": "dflash",
+    "dspark": "dspark",
 }
 """The families of the kinds of heads."""
 METHODS = {kind: HEAD_FAMILIES[family].method or family for kind, family in FAMILIES.items()}
@@ -47,6 +51,8 @@ def _config(kind: str, target: DecoderConfig) -> HeadConfig:
         return Gemma4AssistantConfig(
             **common, draft_vocab_size=vocab, layers=layers, own_head=False, centroids=0, chosen_centroids=0
         )
+    if kind in ("dflash", "dspark"):
+        return _block_config(kind, target, common)
     layers = dataclasses.replace(target, num_layers=1, layer_types=("full_attention",))
     if kind == "eagle":
         own = {"fc_bias": False, "own_embedding": False, "own_head": False}
@@ -68,16 +74,46 @@ def _config(kind: str, target: DecoderConfig) -> HeadConfig:
     )
 
 
+def _block_config(kind: str, target: DecoderConfig, common: dict[str, Any]) -> HeadConfig:
+    """A drafter of blocks of two layers like the target's, of which the second slides and is causal."""
+    rope, kinds = target.rope[0][1], ("full_attention", "sliding_attention")
+    layers = dataclasses.replace(
+        target, num_layers=2, layer_types=kinds, rope=tuple((name, rope) for name in kinds), sliding_window=512
+    )
+    block: dict[str, Any] = {
+        **common,
+        "draft_vocab_size": min(_REDUCED, target.vocab_size),
+        "layers": layers,
+        "aux": AuxLayers(stored=(0,) * 5, numbering="hidden_states", source="", count=5),
+        "block_size": 16,
+        "from_anchor": kind == "dspark",
+        "causal": (False, True),
+        "mask_token": 3,
+        "num_target_layers": None,
+        "fc_bias": False,
+        "own_mask": False,
+        "own_embedding": False,
+        "own_head": True,
+    }
+    if kind == "dflash":
+        return DFlashConfig(**block)
+    heads = {"markov_head": "vanilla", "markov_rank": 256, "markov_bias": False, "confidence_bias": True}
+    return DSparkConfig(**block, **heads, has_confidence=True, confidence_with_markov=True)
+
+
 def fake_head(kind: str, target: DecoderModel, context: int) -> tuple[Any, tuple[int, ...]]:
     """A head of one of the `FAMILIES` for a target, and which of its hidden states it reads."""
     family, config = HEAD_FAMILIES[FAMILIES[kind]], _config(kind, target.config)
     placements, device = family.placements(config), target.device
     layers = getattr(config, "layers", target.config)
     builder = HeadBuilder(layers, placements, dtype=target.dtype, device=str(device))
-    for name, placement in placements.items():
-        builder.add(name, torch.empty(placement.shape, dtype=target.dtype, device=device))
+    tensors = {
+        name: torch.empty(placement.shape, dtype=target.dtype, device=device) for name, placement in placements.items()
+    }
+    for name, tensor in tensors.items():
+        builder.add(name, tensor)
     options = {"max_positions": context, "compile_region": identity}
-    head = family.build(config, builder, DraftTensors({}), {}, target, **options)
+    head = family.build(config, builder, DraftTensors({}, tensors), {name: name for name in tensors}, target, **options)
     if config.draft_vocab_size < config.vocab_size:
         head.target_ids = torch.empty(config.draft_vocab_size, dtype=torch.int32, device=device)
     if kind == "p-eagle":

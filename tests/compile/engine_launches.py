@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -146,14 +146,14 @@ def jobs_of(kind: tuple[bool, bool]) -> list[tuple[Specialization, str, str]]:
     return jobs
 
 
-def compile_all(targets: Sequence[str], *, sample: bool = False, processes: int | None = None) -> list[Usage]:
-    """Compiles every specialisation for every target, on all cores."""
-    processes = processes or os.cpu_count() or 1
+def compile_all(targets: Sequence[str], *, sample: bool = False) -> Iterator[tuple[str, list[Usage]]]:
+    """Compiles every specialisation for every target, one target after another, on all cores."""
+    processes = os.cpu_count() or 1
     kinds = sorted({target.startswith("gfx") for target in targets})
     with ProcessPoolExecutor(min(processes, len(kinds)), mp_context=get_context("spawn")) as pool:
         by_kind = dict(zip(kinds, pool.map(jobs_of, [(amd, sample) for amd in kinds]), strict=True))
-    jobs = [(*job, target) for target in targets for job in by_kind[target.startswith("gfx")]]
-    return compile_jobs(jobs, processes)
+    for target in targets:
+        yield target, compile_jobs([(*job, target) for job in by_kind[target.startswith("gfx")]], processes)
 
 
 def is_over_budget(usage: Usage) -> bool:
@@ -168,16 +168,16 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help="only what ordinary tests compile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     options = parser.parse_args()
-    usages = compile_all(options.targets, sample=options.sample)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(usage) for usage in usages]), encoding="utf-8")
+    usages: list[Usage] = []
+    for target, own in compile_all(options.targets, sample=options.sample):
+        usages += own
+        spilling, most = sum(usage.spills > 0 for usage in own), max(usage.registers for usage in own)
+        print(f"{target}: {len(own)} kernels, {spilling} spill, at most {most} registers", flush=True)
     over = [usage for usage in usages if is_over_budget(usage)]
     for usage in over:
         print(usage)
-    for target in options.targets:
-        own = [usage for usage in usages if usage.target == target]
-        most = max((usage.registers for usage in own), default=0)
-        print(f"{target}: {len(own)} kernels, {sum(u.spills > 0 for u in own)} spill, at most {most} registers")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(usage) for usage in usages]), encoding="utf-8")
     print(f"{len(over)} of {len(usages)} spill or use too much")
     return 1 if over else 0
 

@@ -216,7 +216,7 @@ def _target_drafts() -> Iterator[Setting]:
     """Methods that read the target's hidden states, or run its layers."""
     small, bf16 = "SmolLM2-135M", torch.bfloat16
     samples = (("draft_sample_method", "probabilistic"),)
-    kinds = ("eagle", "eagle3", "p-eagle", "medusa")
+    kinds = ("eagle", "eagle3", "p-eagle", "medusa", "dflash", "dspark")
     for kind, options in itertools.product(kinds, ((), samples)):
         yield _with_head("Llama-3.1-8B", bf16, 5, "standard", kind, options=options, buckets=(1, 4))
     for options in ((), samples):
@@ -226,6 +226,8 @@ def _target_drafts() -> Iterator[Setting]:
     for kind in kinds:
         yield _with_head(small, bf16, 4, "block", kind, options=samples, buckets=(1,))
     yield _with_head("Llama-3.1-8B", bf16, 15, "coupled", "eagle3", buckets=(1, 2))
+    for name, kind, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
+        yield _with_head(name, bf16, drafts, "coupled", kind, buckets=(1, 16))
     yield _with_head("Llama-3.1-8B", bf16, 8, "coupled", "eagle3", method=("ngram", "eagle3"), buckets=(1, 16))
     for dtype in DTYPES:
         yield Setting("MiMo-7B", dtype, 4, "standard", method="mtp", modules=2, buckets=(1, 16))
@@ -257,18 +259,18 @@ def _with_head(
 def sampled_settings(amd: bool) -> Iterator[Setting]:
     """A part that ordinary tests can afford, in bfloat16.
 
-    On NVIDIA every checkpoint once, and every method and rule; on AMD every method with one small model.
+    On NVIDIA every family and size of heads once, and every method and rule; on AMD every method with one small model.
     """
     seen: set[object] = set()
     for setting in settings():
         if setting.dtype != torch.bfloat16 or (amd and setting.checkpoint != "SmolLM2-135M"):
             continue
-        new = {
-            setting.method,
-            setting.head,
-            *((name, setting.method) for name, _ in setting.options if name == ADAPTIVE[0]),
-            *(() if amd else (setting.checkpoint, (setting.method, setting.rule))),
-        } - seen
-        if new:
-            seen |= new
+        method = setting.method if setting.drafts else "none"
+        shows: set[object] = {method, setting.head}
+        shows |= {(name, method) for name, _ in setting.options if name == ADAPTIVE[0]}
+        if not amd:
+            model = CHECKPOINTS[setting.checkpoint]
+            shows |= {(model["model_type"], model["head_dim"]), (method, setting.rule)}
+        if not shows <= seen:
+            seen |= shows
             yield setting

@@ -33,9 +33,9 @@ def usages(tmp_path_factory):
 def test_the_sample_holds_every_target(usages):
     specs = [(spec.op, spec.variant) for spec in all_specs()]
     assert len(set(specs)) == len(specs)
-    assert [(u.op, u.variant) for u in usages] == specs[::2]
+    assert [(u.op, u.variant) for u in usages] == specs[::3]
     for target in TARGETS:
-        assert len({u.op for u in usages if u.target == target}) >= 8
+        assert len({u.op for u in usages if u.target == target}) >= 6
 
 
 def test_everything_is_within_its_budget(usages):

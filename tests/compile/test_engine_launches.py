@@ -1,6 +1,6 @@
 """What engines ask for becomes machine code, without spills and within the smallest limits: a sample of the settings.
 
-On an NVIDIA target every checkpoint, method and rule, on AMD's every method; `python tests/compile/engine_launches.py`
+On an NVIDIA target every family, method and rule, on AMD's every method; `python tests/compile/engine_launches.py`
 compiles all that any setting asks for, for all targets.
 """
 
@@ -48,7 +48,15 @@ def test_nothing_spills_or_uses_too_much(usages):
 def test_the_sample_holds_every_op_of_an_engine(usages):
     common = {"ngram_propose", "plan_window", "pack_window", "pack_prefill", "rope_and_cache", "window_attention"}
     common |= {"sample_target", "accept_standard", "accept_coupled", "record_logprobs", "commit", "embed_tokens"}
-    common |= {"pack_tail", "pack_unseen", "draft_argmax", "advance_draft", "suffix_propose", "merge_drafts"}
+    common |= {
+        "pack_block",
+        "pack_tail",
+        "pack_unseen",
+        "draft_argmax",
+        "advance_draft",
+        "suffix_propose",
+        "merge_drafts",
+    }
     common |= {"choose_budget", "budget_topk", "keep_drafting", "estimate_acceptance", "learn_acceptance"}
     more = {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
     for target, ops in zip(SWEPT, (common | more, common), strict=True):

@@ -16,6 +16,7 @@ import torch
 from acceptance_cases import random_arguments
 from adaptive_cases import choosing, estimating, keeping, learning
 from budget_cases import budget_arguments
+from draft_cases import block_arguments
 from op_checks import bits, clone, random_round, set_sampling_parameters
 
 from draftgraph.kernels.registration import CUDA_IMPLEMENTATIONS
@@ -172,6 +173,7 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
         "learn_acceptance": DeviceCase("learn_acceptance", lambda seed: learning(seed, rows=5, num_drafts=7)),
         "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
         "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
+        "pack_block": DeviceCase("pack_block", lambda seed: block_arguments(seed, rows=5, size=7, spare=5)),
         "ngram_propose": DeviceCase("ngram_propose", looking_up),
         "suffix_propose": DeviceCase("suffix_propose", following),
         "accept_coupled": DeviceCase("accept_coupled", plain("accept_coupled", vocab=2)),

@@ -7,6 +7,7 @@ import torch
 from draft_cases import (
     advance_arguments,
     argmax_arguments,
+    block_arguments,
     distribution_arguments,
     merge_arguments,
     tail_arguments,
@@ -21,6 +22,7 @@ from draftgraph.kernels.advance_draft import advance_draft_reference, advance_dr
 from draftgraph.kernels.draft_argmax import draft_argmax_reference, draft_argmax_triton
 from draftgraph.kernels.draft_distribution import draft_distribution_reference, draft_distribution_triton
 from draftgraph.kernels.merge_drafts import merge_drafts_reference, merge_drafts_triton
+from draftgraph.kernels.pack_block import pack_block_reference, pack_block_triton
 from draftgraph.kernels.pack_tail import pack_tail_reference, pack_tail_triton
 from draftgraph.kernels.pack_unseen import pack_unseen_reference, pack_unseen_triton
 
@@ -38,6 +40,13 @@ def _small_parts(monkeypatch):
 def test_pack_tail(seed, rows, tail, mapped, spare):
     arguments = tail_arguments(seed, rows=rows, tail=tail, mapped=mapped, spare=spare)
     assert_same_effect(pack_tail_triton, pack_tail_reference, arguments)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, rows=st.sampled_from([1, 3, 14]), size=st.integers(1, 12), spare=st.integers(0, 3))
+def test_pack_block(seed, rows, size, spare):
+    arguments = block_arguments(seed, rows=rows, size=size, spare=spare)
+    assert_same_effect(pack_block_triton, pack_block_reference, arguments)
 
 
 @settings(max_examples=20, deadline=None)
@@ -115,6 +124,11 @@ def finite_logits(seed):
         (pack_tail_triton, tail_arguments, 8, lambda x: x[1:], "window_slots has shape"),
         (pack_tail_triton, tail_arguments, 10, lambda x: x[1:], "cu_tokens has shape"),
         (pack_tail_triton, tail_arguments, 12, lambda x: x[1:], "last has . entries; accepted: at least"),
+        (pack_block_triton, block_arguments, 1, lambda x: x[1:], "length has shape"),
+        (pack_block_triton, block_arguments, 4, lambda x: 0, "size is 0; accepted: 1 to 4"),
+        (pack_block_triton, block_arguments, 4, lambda x: 5, "size is 5; accepted: 1 to 4"),
+        (pack_block_triton, block_arguments, 8, lambda x: x[1:], "window_slots has shape"),
+        (pack_block_triton, block_arguments, 11, lambda x: x.long(), "window_slot_of_row has dtype int64"),
         (pack_unseen_triton, unseen_arguments, 2, lambda x: x[1:], "limit has shape"),
         (pack_unseen_triton, unseen_arguments, 5, lambda x: x.long(), "seen has dtype int64"),
         (pack_unseen_triton, unseen_arguments, 7, lambda x: -1, "masks is -1; accepted: 0 or more"),

@@ -74,6 +74,15 @@ def test_a_tree_rotates_by_depth_and_writes_by_index():
     check(rotary_arguments(case, **PLAIN))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_alone_of_many_heads(dtype):
+    """The context of a drafter of blocks: no queries, and the heads of all layers."""
+    case = WindowCase([3, 0, 2], [0, 5, 31], padding=3, context=64, seed=3)
+    arguments = rotary_arguments(case, **PLAIN | {"heads": 0, "kv_heads": 10, "dtype": dtype})
+    check(arguments)
+    assert rope_and_cache_triton(*arguments).shape == (case.width, 0, 16)
+
+
 def test_a_row_that_points_to_the_reserved_slot_writes_there():
     case = WindowCase([2], [5], context=64, seed=1)
     case.slots[:] = case.num_slots - 1

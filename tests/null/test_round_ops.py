@@ -19,6 +19,7 @@ from draftgraph.kernels.keep_drafting import keep_drafting
 from draftgraph.kernels.learn_acceptance import learn_acceptance
 from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.ngram_propose import ngram_propose
+from draftgraph.kernels.pack_block import pack_block
 from draftgraph.kernels.pack_tail import pack_tail
 from draftgraph.kernels.pack_unseen import pack_unseen
 from draftgraph.kernels.pack_window import pack_prefill, pack_window
@@ -178,6 +179,12 @@ def pack_last(device: torch.device | str) -> None:
     pack_tail(s.tokens, s.length, s.finished, s.slot_of_row, draft_ids, 2, *window, ends, base, last)
 
 
+def pack_queries(device: torch.device | str) -> None:
+    s = make_state(device)
+    window, rows = [ints(device, 4 * BUCKET) for _ in range(4)], (ints(device, BUCKET) for _ in range(2))
+    pack_block(s.tokens, s.length, s.finished, s.slot_of_row, 4, 1, *window, *rows)
+
+
 def pack_pairs(device: torch.device | str) -> None:
     s = make_state(device)
     width, masks = BUCKET * (DRAFTS + 3), 2
@@ -264,6 +271,7 @@ CASES: dict[str, Callable[[torch.device | str], None]] = {
     "ngram_propose": look_up,
     "suffix_propose": follow,
     "pack_tail": pack_last,
+    "pack_block": pack_queries,
     "pack_unseen": pack_pairs,
     "advance_draft": advance,
     "merge_drafts": merge,

@@ -13,10 +13,14 @@ from draftgraph.graphs import DecodeState, StateShape, prefill_widths, verify_wi
 from draftgraph.graphs.capture_guard import CaptureError, check_program, fake_cuda
 from draftgraph.model_zoo.config import DecoderConfig, HeadsConfig, MlaConfig, MoeConfig, PerLayerInputConfig
 from draftgraph.model_zoo.decoder import DecoderModel, KvCache, identity
+from draftgraph.model_zoo.dflash.config import DFlashConfig
+from draftgraph.model_zoo.dflash.model import ContextWeights, DFlashModel, DFlashWeights
 from draftgraph.model_zoo.draft_config import AuxLayers
 from draftgraph.model_zoo.draft_files import DraftTensors
 from draftgraph.model_zoo.draft_head import DraftHead
 from draftgraph.model_zoo.draft_weights import HeadBuilder
+from draftgraph.model_zoo.dspark.config import DSparkConfig
+from draftgraph.model_zoo.dspark.model import ConfidenceWeights, DSparkModel, MarkovWeights
 from draftgraph.model_zoo.eagle.config import EagleConfig
 from draftgraph.model_zoo.eagle.model import EagleModel
 from draftgraph.model_zoo.eagle3.config import Eagle3Config
@@ -208,8 +212,57 @@ def fake_modules(target: DecoderModel, count: int, layout: str = "deepseek") -> 
     return mtp_checkpoint.build(modules, builder, DraftTensors({}), {}, target, **rest)
 
 
-def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel:
+def fake_block_drafter(spec: SpeculativeConfig, target: DecoderModel) -> DFlashModel:
+    """A DFlash or DSpark drafter with every optional part, with no data: of DSpark's heads the recurrent one."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=target.device)
+
+    layers, head_size = TARGETS["dense"], (2, 1, 16)
+    block: dict[str, Any] = {
+        "format": "",
+        "depth": None,
+        "vocab_size": 50,
+        "draft_vocab_size": 20,
+        "target_hidden_size": 32,
+        "layers": layers,
+        "aux": AuxLayers(stored=(0, 1), numbering="hidden_states", source="", count=2),
+        "block_size": 6,
+        "from_anchor": "dspark" in spec.methods,
+        "causal": (False, True),
+        "mask_token": 3,
+        "num_target_layers": 2,
+        "fc_bias": True,
+        "own_mask": True,
+        "own_embedding": True,
+        "own_head": True,
+    }
+    context = ContextWeights(empty(32, 64), empty(32), empty(32), empty(128, 32), empty(128), empty(*head_size))
+    of_layers = target.weights.layers
+    weights = DFlashWeights(empty(50, 32), of_layers, empty(32), empty(20, 32), context, empty(32))
+    more: dict[str, Any] = {
+        "target_ids": torch.zeros(20, dtype=torch.int32, device=target.device),
+        "max_positions": CONTEXT,
+        "attention_backend": spec.attention_backend,
+    }
+    if "dflash" in spec.methods:
+        return DFlashModel(DFlashConfig(**block), target, weights, **more)
+    heads = {"markov_head": "rnn", "markov_rank": 8, "markov_bias": True, "confidence_bias": True}
+    dspark = DSparkConfig(**block, **heads, has_confidence=True, confidence_with_markov=True)
+    return DSparkModel(
+        dspark,
+        target,
+        weights,
+        markov=MarkovWeights(empty(50, 8), empty(20, 8), empty(24, 48), empty(24)),
+        confidence=ConfidenceWeights(empty(40, dtype=torch.float32), empty(1, dtype=torch.float32)),
+        **more,
+    )
+
+
+def fake_head(spec: SpeculativeConfig, target: DecoderModel) -> DraftHead | MedusaModel | DFlashModel:
     """A draft head with every optional part, with no data; one that drafts in parallel if that is asked for."""
+    if METHODS[spec.methods[-1]].own_attention:
+        return fake_block_drafter(spec, target)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=target.device)
@@ -337,6 +390,10 @@ def variants() -> list[tuple[str | tuple[str, ...], dict[str, object]]]:
             found.append((name, {**options, "draft_sample_method": "probabilistic"}))
         if method.parallel:
             found.append((name, {**options, "parallel_drafting": True}))
+        if method.own_attention:
+            found.append((name, {**options, "attention_backend": "reference"}))
+        if method.markov:
+            found.append((name, {**options, "dspark_draft_topk": 4, "draft_sample_method": "probabilistic"}))
         if method.own_vocabulary:
             found.append((name, {**options, "use_heterogeneous_vocab": True}))
     everything: dict[str, object] = {"model": "some/draft", "exit_layer": 2, "speculator": f"{__name__}:LastToken"}
@@ -391,6 +448,7 @@ def test_every_step_of_every_program_is_capture_safe(method, options, rule):
 VARYING = [
     {"method": "ngram", "enable_adaptive_verification": True},
     {"method": "medusa", "model": "some/draft", "enable_adaptive_verification": True},
+    {"method": "dspark", "model": "some/draft", "enable_adaptive_verification": True},
     *(
         {**method, **budget}
         for method in (

@@ -34,6 +34,16 @@ def tail_arguments(seed: int, *, rows: int = 3, tail: int = 2, mapped: bool = Fa
     ]  # fmt: skip
 
 
+def block_arguments(seed: int, *, rows: int = 3, size: int = 4, spare: int = 0) -> list[Any]:
+    """Of `pack_block`."""
+    state, bucket = random_round(seed, rows=rows, vocab=VOCAB)
+    state.length.clamp_(min=1)
+    state.length[::3] = 1  # rows with no context
+    window = [_ints(bucket * size + spare) for _ in range(4)]
+    slots = state.slot_of_row[:bucket]
+    return [state.tokens, state.length, state.finished, slots, size, 3, *window, _ints(bucket), _ints(bucket)]
+
+
 def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0) -> list[Any]:
     """Of `pack_unseen`: rows with no new pair, one, and several."""
     state, bucket = random_round(seed, rows=rows, vocab=VOCAB)

@@ -9,6 +9,7 @@ import torch
 from draft_cases import (
     advance_arguments,
     argmax_arguments,
+    block_arguments,
     distribution_arguments,
     merge_arguments,
     tail_arguments,
@@ -22,6 +23,7 @@ from draftgraph.kernels.advance_draft import advance_draft, advance_draft_refere
 from draftgraph.kernels.draft_argmax import draft_argmax, draft_argmax_reference
 from draftgraph.kernels.draft_distribution import draft_distribution, draft_distribution_reference
 from draftgraph.kernels.merge_drafts import merge_drafts, merge_drafts_reference
+from draftgraph.kernels.pack_block import pack_block, pack_block_reference
 from draftgraph.kernels.pack_tail import pack_tail, pack_tail_reference
 from draftgraph.kernels.pack_unseen import pack_unseen, pack_unseen_reference
 from draftgraph.kernels.philox import DRAFT, TARGET
@@ -31,6 +33,7 @@ from draftgraph.kernels.vocabulary import constrain_draft_logits, map_draft_to_t
 SEEDS = st.integers(0, 10**6)
 CASES = {
     "pack_tail": (pack_tail, pack_tail_reference, tail_arguments),
+    "pack_block": (pack_block, pack_block_reference, block_arguments),
     "pack_unseen": (pack_unseen, pack_unseen_reference, unseen_arguments),
     "draft_argmax": (draft_argmax, draft_argmax_reference, argmax_arguments),
     "draft_distribution": (draft_distribution, draft_distribution_reference, distribution_arguments),
@@ -71,6 +74,31 @@ def test_pack_tail_by_hand(op):
     assert out[4].tolist() == [0, 1, 1, 3, 3]
     assert out[5].tolist()[0::2] == [0, 3]
     assert out[6].tolist() == [0, 0, 2, 0]
+
+
+@given(seed=SEEDS, rows=st.integers(1, 5), size=st.integers(1, 5), spare=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_pack_block_equals_its_reference(seed, rows, size, spare):
+    assert_same_effect(pack_block, pack_block_reference, block_arguments(seed, rows=rows, size=size, spare=spare))
+
+
+@pytest.mark.parametrize("op", [pack_block, pack_block_reference])
+def test_pack_block_by_hand(op):
+    state, _ = random_round(0, rows=3)
+    state.finished[:3] = torch.tensor([False, True, False])
+    state.length[:3] = torch.tensor([5, 9, 1])
+    state.tokens[:3, :6] = torch.tensor([[10, 11, 12, 13, 14, 15], [20] * 6, [30] * 6])
+    slots = torch.tensor([2, 1, 0], dtype=torch.int32)
+    out = [torch.full((size,), 99, dtype=torch.int32) for size in (8, 8, 8, 8, 3, 3)]
+    op(state.tokens, state.length, state.finished, slots, 2, 8, *out)
+    reserved = state.reserved_slot
+    # A row of one token, a finished one, the last of five tokens, and padding.
+    assert out[0].tolist() == [30, 8, 0, 8, 14, 8, 0, 0]
+    assert out[1].tolist() == [0, 1, 0, 1, 4, 5, 0, 0]
+    assert out[2].tolist() == [2, 2, reserved, reserved, 0, 0, reserved, reserved]
+    assert out[3].tolist() == [0, 0, 1, 1, 2, 2, -1, -1]
+    assert out[4].tolist() == [0, 0, 4]
+    assert out[5].tolist() == [2, reserved, 0]
 
 
 @given(seed=SEEDS, rows=st.integers(1, 5), masks=st.integers(0, 4), spare=st.integers(0, 3))

@@ -14,6 +14,8 @@ from draftgraph.kernels.eh_norm import eh_norm
 from draftgraph.kernels.rms_norm import rms_norm
 from draftgraph.kernels.window import Window
 from draftgraph.model_zoo.decoder import LayerConstants, LayerWeights, decoder_layer
+from draftgraph.model_zoo.dflash.model import ContextWeights, store_context
+from draftgraph.model_zoo.dspark.model import ConfidenceWeights, MarkovWeights, correct
 from draftgraph.model_zoo.eagle import model as eagle
 from draftgraph.model_zoo.eagle3 import model as eagle3
 from draftgraph.model_zoo.gemma4_assistant import model as assistant
@@ -162,6 +164,54 @@ def test_a_step_has_one_projection_one_fused_qkv_and_copies_no_cache(name):
     assert all(size < 3 * KV_HEADS * CONTEXT * SIZE for size in made)
     written = [node for node in graph.graph.nodes if "rope_and_cache" in str(node.target)]
     assert len(written) == (name != "assistant")
+
+
+def context_step(layers: int = 5):
+    weights = ContextWeights(
+        fc=normal(HIDDEN, 3 * HIDDEN),
+        fc_bias=None,
+        norm=normal(HIDDEN),
+        key_value=normal(2 * layers * KV_HEADS * SIZE, HIDDEN),
+        key_value_bias=None,
+        key_norms=normal(layers, 1, SIZE),
+    )
+    window = Window(ints(WIDTH), ints(WIDTH), ints(WIDTH), ints(WIDTH), ints(2) + WIDTH, ints(1), ints(1))
+    caches = [normal(3, layers * KV_HEADS, CONTEXT, SIZE) for _ in range(2)]
+    states = torch.arange(WIDTH, dtype=torch.int32)
+    angles = torch.randn(2, CONTEXT, SIZE // 2)
+    return store_context, (normal(KEPT, 3 * HIDDEN), states, weights, 1e-6, *angles, window, *caches, layers, False)
+
+
+def test_the_context_of_five_layers_is_one_product_one_norm_and_one_write():
+    graph = traced(context_step)
+    targets = [str(node.target) for node in graph.graph.nodes]
+    products = [node for node in graph.graph.nodes if str(node.target).startswith("draftgraph.linear")]
+    # The projection of the hidden states, and then the keys and values of all layers.
+    assert [node.meta["val"].shape[1] for node in products] == [HIDDEN, 2 * 5 * KV_HEADS * SIZE]
+    assert sum(target.startswith(("aten.mm", "aten.addmm", "aten.bmm", "aten.matmul")) for target in targets) == 0
+    assert sum(target.startswith("aten.rsqrt") for target in targets) == 2, "of the context, and of all keys"
+    assert sum(target.startswith("draftgraph.rope_and_cache") for target in targets) == 1
+
+
+def test_the_context_compiles_to_two_products_and_what_lies_between():
+    function, arguments = context_step()
+    kinds = [op or "fused" for _, op in kernels_of(compiled(function, arguments))]
+    assert [kind for kind in kinds if kind != "fused"] == ["linear", "linear"]
+    # The gather; the norm; and then, inlined on the CPU, the norm, the rotation and the write of all layers.
+    assert kinds[:4] == ["fused", "linear", "fused", "linear"]
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_a_correction_is_one_graph_of_the_markov_heads_products(kind):
+    rank, projection = 8, {"vanilla": None, "gated": (8, HIDDEN + 8), "rnn": (24, HIDDEN + 16)}[kind]
+    markov = MarkovWeights(
+        normal(VOCAB, rank), normal(VOCAB, rank), None if projection is None else normal(*projection)
+    )
+    confidence = ConfidenceWeights(normal(HIDDEN + rank), normal(1))
+    tensors = (ints(2), normal(2, HIDDEN), normal(2, VOCAB), normal(2, rank))
+    graph = traced(lambda: (correct, (*tensors, markov, confidence, kind, 0, True)))
+    products = [node for node in graph.graph.nodes if str(node.target).startswith("draftgraph.linear")]
+    assert len(products) == (1 if kind == "vanilla" else 2)
 
 
 def kernels_of(code: str) -> list[tuple[str, str]]:

@@ -121,6 +121,8 @@ class Draft:
             save_file({name: t.contiguous() for name, t in self.tensors.items()}, path / self.file)
         else:
             torch.save(self.tensors, path / self.file)
+        if "mask_embedding" in self.extra:
+            torch.save({"mask_token_id": 7, "embedding": self.extra["mask_embedding"]}, path / "mask_embedding.pt")
         return path
 
 

@@ -270,7 +270,14 @@ class TestGenerate:
             (("x", "--temperature", "-1"), "temperature must be in [0, 100000], got -1.0"),
             (("x", "--top-p", "0"), "top_p must be in (0, 1], got 0.0"),
             (("x", "--speculative-config", "{"), "speculative_config is not JSON"),
-            (("x", "--speculative-config", '{"method": "dflash", "model": "x"}'), "'dflash' (DFlash"),
+            (
+                (
+                    "x",
+                    "--speculative-config",
+                    '{"method": "ngram", "num_speculative_tokens": 2, "use_local_argmax_reduction": true}',
+                ),
+                "use_local_argmax_reduction is not available",
+            ),
             (("x", "--no-chat", "--system", "y"), "--system needs the chat template"),
         ],
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import build_tokenizer
+from draft_blocks import dflash, dspark
 from draft_heads import HIDDEN, LAYERS, Draft, build_target, eagle, eagle3, medusa
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -51,6 +52,11 @@ def without(draft: Draft, *names: str) -> Draft:
 
 def with_tensor(draft: Draft, name: str, tensor: torch.Tensor) -> Draft:
     draft.tensors[name] = tensor
+    return draft
+
+
+def with_mask(draft: Draft, embedding: torch.Tensor) -> Draft:
+    draft.extra["mask_embedding"] = embedding
     return draft
 
 
@@ -129,6 +135,69 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
         "d2t in .* is stored as F32; accepted: I64, I32",
     ),
     "another head": (lambda: Draft(medusa(VOCAB).config, medusa(VOCAB).tensors, {"method": "eagle"}), "'medusa'"),
+    "target_layer_ids past the target": (
+        lambda: dflash(VOCAB, ids=[1, 12]),
+        r"target_layer_ids \[1, 12\] of the dflash head, read as layer_outputs, lie outside .* 8 layers has 0 to 7",
+    ),
+    "target_layer_ids before the embedding": (
+        lambda: dspark(VOCAB, ids=[-2, 1]),
+        r"target_layer_ids \[-2, 1\] of the dspark head, read as layer_outputs, lie outside",
+    ),
+    "another number of layers": (
+        lambda: change(dflash(VOCAB), num_target_layers=9),
+        "made for a target of 9 layers, but this one has 8",
+    ),
+    "a mask token outside of the vocabulary": (
+        lambda: change(dflash(VOCAB, speculators=True), mask_token_id=VOCAB),
+        f"the mask token is {VOCAB}, but the dflash head's vocabulary has {VOCAB} tokens",
+    ),
+    "no mask token for a block": (
+        lambda: change(dspark(VOCAB), mask_token_id=None, dflash_config=None),
+        "must give mask_token_id as an integer, got None",
+    ),
+    "a block of nothing": (
+        lambda: change(dflash(VOCAB), block_size=1),
+        "block_size is 1, in which the dflash head",
+    ),
+    "no layers": (
+        lambda: change(dflash(VOCAB, speculators=True), transformer_layer_config=None),
+        "transformer_layer_config of the draft head must describe its layers, got None",
+    ),
+    "no block size": (lambda: change(dflash(VOCAB), block_size=None), "must give block_size as an integer, got None"),
+    "hidden sizes": (
+        lambda: change(dflash(VOCAB, speculators=True, own=True), target_hidden_size=48),
+        r"fc.weight of the dflash head .* reads 2 hidden states of 48, .* 3 hidden states",
+    ),
+    "another target's hidden size": (
+        lambda: change(
+            with_tensor(dflash(VOCAB, speculators=True, own=True), "fc.weight", torch.zeros(HIDDEN, 3 * 48)),
+            target_hidden_size=48,
+        ),
+        "the dflash head was made for a target with a hidden size of 48, but this one's is 32",
+    ),
+    "a hidden size without an embedding": (
+        lambda: change(
+            with_tensor(dflash(VOCAB, speculators=True), "fc.weight", torch.zeros(HIDDEN, 3 * 48)),
+            target_hidden_size=48,
+        ),
+        "lacks embed_tokens.weight, and the target's of hidden size 48 does not fit its hidden size of 32",
+    ),
+    "a reduced vocabulary without a map": (
+        lambda: without(dflash(VOCAB, speculators=True, draft_vocab=50), "d2t"),
+        rf"the dflash head drafts 50 of {VOCAB} tokens, but lacks d2t",
+    ),
+    "a Markov head's gate": (
+        lambda: without(dspark(VOCAB, "gated"), "markov_head.gate_proj.weight"),
+        "lacks tensors: markov_head.gate_proj.weight",
+    ),
+    "a confidence head's inputs": (
+        lambda: with_tensor(dspark(VOCAB), "confidence_head.proj.weight", torch.zeros(1, HIDDEN)),
+        r"confidence_head.proj.weight .* has shape \[1, 32\], but its configuration makes it \[1, 38\]",
+    ),
+    "a mask embedding of another size": (
+        lambda: with_mask(dflash(VOCAB), torch.zeros(HIDDEN + 1)),
+        r"mask_embedding in .* has shape \[33\], but its configuration makes it \[32\]",
+    ),
     "truncated without a map": (
         lambda: without(medusa(VOCAB, blocks=True, size=60), "token_map"),
         f"draft 60 of {VOCAB} tokens, but lack token_map",
@@ -169,6 +238,13 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(target, tmp_path, 
         (
             lambda: change(eagle3(VOCAB), eagle_config={"use_aux_hidden_state": False}),
             "use_aux_hidden_state false; supported: true",
+        ),
+        (lambda: change(dflash(VOCAB), projector_type="domino"), "projector_type 'domino'; supported: dflash"),
+        (lambda: dflash(VOCAB, sliding=3), "sliding window of 3 positions, less than the block_size of 6"),
+        (lambda: change(dflash(VOCAB), attention_sink_bias=True), "attention_sink_bias True in a draft head"),
+        (
+            lambda: change(dspark(VOCAB), markov_head_type="lstm", dflash_config=None),
+            "'lstm'; supported: vanilla",
         ),
     ],
 )
@@ -235,6 +311,46 @@ def test_fewer_heads_than_drafts(target, tmp_path):
         engine(target, medusa(VOCAB, heads=4), tmp_path, depth=5)
 
 
+@pytest.mark.parametrize(
+    ("make", "depth", "message"),
+    [
+        (lambda: dflash(VOCAB), 6, r"is 6, but .* has a block_size of 6, one place of which .* anchor: use at most 5"),
+        (lambda: dspark(VOCAB), 7, r"is 7, but .* has a block_size of 6: use at most 6"),
+        (lambda: dflash(VOCAB, block=100), 64, r"is 64, but .* has a block_size of 100, .*: use at most 63"),
+    ],
+)
+def test_blocks_with_fewer_places_than_drafts(target, tmp_path, make, depth, message):
+    with pytest.raises(ConfigError, match=message):
+        engine(target, make(), tmp_path, depth=depth)
+
+
+def test_fewer_drafts_than_a_block_was_trained_for_are_warned_of(target, tmp_path, caplog):
+    with engine(target, dflash(VOCAB), tmp_path / "a", depth=None) as made:
+        assert made.config.speculative.num_speculative_tokens == 5
+    assert "was trained to draft" not in caplog.text
+    with engine(target, dflash(VOCAB, causal=True), tmp_path / "b", depth=2):
+        assert "was trained to draft" not in caplog.text
+    with engine(target, dflash(VOCAB), tmp_path / "a", depth=2):
+        assert "was trained to draft 5 tokens at once, which all see each other, and is asked for 2" in caplog.text
+
+
+def test_layers_that_a_drafter_of_blocks_does_not_name(tmp_path):
+    """Evenly spaced, as in the published configurations that do name them."""
+    draft = dflash(VOCAB, layers=5, ids=[1, 9, 17, 25, 33])
+    del draft.config["dflash_config"]["target_layer_ids"]
+    draft.config["num_target_layers"] = 36
+    config = open_draft(draft.save(tmp_path)).config
+    assert config.aux.stored == (1, 9, 17, 25, 33)
+    assert config.aux.source == "the default"
+
+
+def test_options_of_drafters_of_blocks(target, tmp_path):
+    with pytest.raises(ConfigError, match=rf"dspark_draft_topk is 999, but .* drafts {VOCAB} tokens: use at most"):
+        engine(target, dspark(VOCAB), tmp_path, dspark_draft_topk=999)
+    with pytest.raises(ConfigError, match="attention_backend 'triton' is not for the device 'cpu'; accepted: auto, "):
+        engine(target, dflash(VOCAB), tmp_path, attention_backend="triton")
+
+
 def test_parallel_drafting_needs_a_head_for_it(target, tmp_path):
     with pytest.raises(ConfigError, match=r"parallel_drafting needs a head that was made for it, .* no mask_hidden"):
         engine(target, eagle3(VOCAB), tmp_path, parallel_drafting=True)
@@ -247,7 +363,7 @@ def test_numbering_is_an_option_of_eagle3(target, tmp_path):
         ConfigError, match="aux_layer_numbering must be one of 'hidden_states', 'layer_outputs', got 'x'"
     ):
         SpeculativeConfig(method="eagle3", model="m", aux_layer_numbering="x")
-    with pytest.raises(ConfigError, match="aux_layer_numbering needs method 'eagle3', got 'eagle'"):
+    with pytest.raises(ConfigError, match=r"aux_layer_numbering needs method 'eagle3', .*got 'eagle'"):
         SpeculativeConfig(method="eagle", model="m", aux_layer_numbering="layer_outputs")
 
 
@@ -323,6 +439,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
         "hidden_states": "hidden states 1, 4, 6 (layers 1, 4, 6, read as hidden_states (the speculators format))",
         "vocabulary": f"50 of {VOCAB} tokens, by d2t (offsets)",
         "parallel": False,
+        "block": None,
         "missing": [],
         "unexpected": [],
         "problem": None,
@@ -334,6 +451,30 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
     assert "hidden states 2, 5, 7" in joined
     assert "drafts per round 3" in joined
     assert joined.endswith("fits")
+
+
+def test_inspect_says_what_a_drafter_of_blocks_is(target, tmp_path):
+    draft = dspark(VOCAB, "rnn", speculators=True, draft_vocab=50, sliding=10, ids=[1, 4])
+    report = json.loads(run(str(draft.save(tmp_path / "a")), "--target", str(target), "--json")[1])
+    assert {key: report[key] for key in ("method", "format", "num_speculative_tokens", "parallel", "mismatch")} == {
+        "method": "dspark",
+        "format": "dspark, speculators",
+        "num_speculative_tokens": 5,
+        "parallel": True,
+        "mismatch": None,
+    }
+    assert report["hidden_states"] == "hidden states 1, 4 (layers 1, 4, read as hidden_states (the speculators format))"
+    assert report["vocabulary"] == f"50 of {VOCAB} tokens, by d2t (offsets)"
+    assert report["block"] == (
+        "block_size 6; an anchor and masks; mask token 7; 1 of 2 layers causal; 1 of 2 layers over 10 positions; "
+        "rnn Markov head of rank 6; confidence head"
+    )
+    path = dflash(VOCAB, ids=[1, 12], mask_embedding=True, from_anchor=True).save(tmp_path / "b")
+    code, out, _ = run(str(path), "--target", str(target))
+    words = " ".join(out.split())
+    assert code == 1
+    assert "block_size 6; the anchor drafts too; mask token 7, with an embedding of its own; bidirectional" in words
+    assert "target_layer_ids [1, 12] of the dflash head" in words
 
 
 def test_inspect_tells_what_is_wrong(target, tmp_path):
@@ -358,7 +499,10 @@ def test_inspect_tells_what_is_wrong(target, tmp_path):
     [
         ((), "name one thing to inspect"),
         (("x", "--vocab", "a", "b"), "name one thing to inspect"),
-        (("{target}",), "holds no draft head of a known layout; known methods: medusa, eagle3, eagle, mtp"),
+        (
+            ("{target}",),
+            "holds no draft head of a known layout; known methods: medusa, dspark, dflash, eagle3, eagle, mtp",
+        ),
         (("/nowhere",), "there is no model '/nowhere'"),
         (("x", "--aux-layer-numbering", "y"), "aux-layer-numbering must be one of 'hidden_states', 'layer_outputs'"),
     ],

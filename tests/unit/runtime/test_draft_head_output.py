@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy_language as toy
 from conftest import build_tokenizer
+from draft_heads import Draft
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.runtime.outputs import GenerationResult
@@ -23,12 +25,12 @@ HEADS = {
 class Toy:
     """The target and the heads on disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, makers: dict[str, Callable[[int], Draft]] = HEADS) -> None:
         tokenizer = build_tokenizer()
         self.path, vocab = path, len(tokenizer)
         assert vocab >= toy.LAST
         toy.build_target(path / "target", tokenizer)
-        self.heads = {name: make(vocab) for name, make in HEADS.items()}
+        self.heads = {name: make(vocab) for name, make in makers.items()}
         for name, head in self.heads.items():
             head.save(path / name)
         long = toy.cycles()[-1]

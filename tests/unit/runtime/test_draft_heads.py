@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,9 @@ BRIEF = ["eagle", "eagle3, reduced vocabulary, numbered by layers", "p-eagle", "
 class Lab:
     """A target on disk and in transformers, draft heads for it, and engines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, heads: dict[str, Callable[[int], Draft]] = HEADS) -> None:
         tokenizer = build_tokenizer()
+        self._makers = heads
         self.path, self.vocab = path, len(tokenizer)
         self.model = build_target(path / "target", tokenizer)
         self.tensors = {name: p.data for name, p in self.model.named_parameters()}
@@ -58,7 +59,7 @@ class Lab:
 
     def head(self, name: str) -> Draft:
         if name not in self._heads:
-            self._heads[name] = HEADS[name](self.vocab)
+            self._heads[name] = self._makers[name](self.vocab)
             self._heads[name].save(self.path / name)
         return self._heads[name]
 
@@ -192,15 +193,18 @@ def test_the_last_hidden_states_are_taken_as_the_target_returns_them(lab, name):
 
 
 class ExtraRounds(HostExecutor):
-    """Runs every loop's round once more after it has ended, whose outcome is dropped, as a late host would."""
+    """Runs the round of a loop that has ended once more, whose outcome is dropped, as a late host would."""
+
+    extra = 0
 
     def rounds(self, program: Program) -> Generator[None, None, None]:
         try:
             yield from super().rounds(program)
         finally:
             assert isinstance(program.root, While)
-            assert not program.state.running, "the loop has ended"
-            self.run(Program("extra", program.root.body, program.state))
+            if not program.state.running:  # else it is left in the middle, for a smaller bucket
+                self.extra += 1
+                self.run(Program("extra", program.root.body, program.state))
 
 
 @pytest.mark.slow
@@ -220,6 +224,7 @@ def test_drafts_do_not_depend_on_the_executor(lab, name, executor):
         with engine_with(lab.path / "target", made, spec, **options) as engine:
             texts.append([r.token_ids for r in engine.generate(lab.prompts, params)])
     assert texts[0] == texts[1]
+    assert not isinstance(made, ExtraRounds) or made.extra > 3
 
 
 @pytest.mark.parametrize(

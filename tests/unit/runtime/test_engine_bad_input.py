@@ -62,7 +62,17 @@ def test_bad_prompts_are_refused_before_anything_runs(engine, prompt, message, m
             r"num_speculative_tokens is 8, but a sequence has at most 8 tokens \(max_model_len\): use at most 7",
         ),
         ({"compile": 1}, ConfigError, "compile must be True or False, got 1"),
-        ({"speculative_config": {"method": "dflash", "model": "x"}}, NotAvailableError, "'dflash'"),
+        (
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "use_local_argmax_reduction": True,
+                }
+            },
+            NotAvailableError,
+            "use_local_argmax_reduction",
+        ),
         ({"speculative_config": {"method": "ngrams"}}, ConfigError, "ngram"),
         (
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16}, "exact": True},

@@ -109,6 +109,15 @@ INVALID = [
     (DRAFT | {"dspark_draft_topk": 0}, r"dspark_draft_topk must be at least 1, got 0"),
     (DRAFT | {"model": 3}, r"model must be a non-empty string or None, got 3"),
     (DRAFT | {"attention_backend": ""}, r"attention_backend must be a non-empty string"),
+    (DRAFT | {"attention_backend": "sdpa"}, r"attention_backend needs method 'dflash', 'dspark', got 'draft_model'"),
+    (
+        {"method": "dflash", "model": "m", "attention_backend": "FLASH_ATTN"},
+        r"attention_backend must be one of 'triton', 'sdpa', 'reference', got 'FLASH_ATTN'",
+    ),
+    (
+        {"method": "dflash", "model": "m", "dspark_draft_topk": 4},
+        r"dspark_draft_topk needs method 'dspark', got 'dflash'",
+    ),
     (NGRAM | {"draft_sample_method": "gready"}, r"one of 'greedy', 'probabilistic', got 'gready'"),
     (NGRAM | {"rejection_sample_method": "x"}, r"'standard', 'block', 'synthetic', 'coupled', got 'x'"),
     (NGRAM | {"rejection_sample_method": ["standard"]}, r"rejection_sample_method must be one of"),
@@ -250,7 +259,11 @@ class TestCheckpoint:
             ("eagle3", {"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, 3),
             ("medusa", {"medusa_num_heads": 5}, 5),
             ("dflash", {"block_size": 16}, 15),
+            ("dflash", {"dflash_config": {"block_size": 16, "sample_from_anchor": True}}, 16),
+            ("dflash", {"speculators_model_type": "dflash", "block_size": 8}, 7),
             ("dspark", {"block_size": 7}, 7),
+            ("dspark", {"block_size": 7, "sample_from_anchor": False}, 6),
+            ("dspark", {"speculators_model_type": "dspark", "block_size": 8}, 7),
         ],
     )
     def test_depth_given_by_the_draft(self, method, draft, depth):
@@ -309,8 +322,6 @@ class TestAvailability:
             ),
             ({"parallel_drafting": True}, r"parallel_drafting is not available.*False"),
             ({"use_local_argmax_reduction": True}, r"use_local_argmax_reduction is not available"),
-            ({"dspark_draft_topk": 4}, r"dspark_draft_topk is not available"),
-            ({"attention_backend": "triton"}, r"attention_backend is not available"),
         ],
     )
     def test_unavailable_options(self, options, message):

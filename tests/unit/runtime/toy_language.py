@@ -236,3 +236,34 @@ def medusa(vocab: int, wrong: bool = True, heads: int = 7) -> Draft:
         tensors[f"{i}.1.weight"] = successor_head(vocab, i + 2, bad if wrong else frozenset())
     config = {"medusa_num_heads": heads, "medusa_num_layers": 1}
     return Draft(config, tensors, {"method": "medusa"}, file="medusa_lm_head.pt")
+
+
+def _block(vocab: int, **fields: Any) -> Draft:
+    """A drafter of blocks whose one layer adds nothing, so that a query drafts what its own token leads to."""
+    tensors = _idle_layer("layers.0", HIDDEN)
+    tensors |= {f"{name}.weight": torch.ones(HIDDEN) for name in ("hidden_norm", "norm", "layers.0.input_layernorm")}
+    tensors |= {f"layers.0.self_attn.{name}_norm.weight": torch.ones(HEAD_DIM) for name in "qk"}
+    tensors["fc.weight"] = torch.ones(HIDDEN, 2 * HIDDEN)
+    tensors["lm_head.weight"] = successor_head(vocab)
+    config = {**_config(vocab), "model_type": "qwen3", "block_size": 16, "num_hidden_layers": 1}
+    config["dflash_config"] = {"target_layer_ids": [0, 3], "mask_token_id": FIRST, **fields}
+    return Draft(config, tensors, {"method": "dflash"})
+
+
+def dflash(vocab: int) -> Draft:
+    """Its masks stand for the one token of the first cycle."""
+    draft = _block(vocab)
+    draft.config["architectures"] = ["DFlashDraftModel"]
+    draft.tensors["embed_tokens.weight"] = codes(vocab)
+    return draft
+
+
+def dspark(vocab: int, wrong: bool = True) -> Draft:
+    """The Markov head knows every token's successor, and the block nothing: its embeddings are empty."""
+    draft = _block(vocab, markov_rank=HIDDEN, markov_head_type="vanilla", enable_confidence_head=False)
+    draft.config["architectures"] = ["Qwen3DSparkModel"]
+    draft.tensors["embed_tokens.weight"] = torch.zeros(vocab, HIDDEN)
+    draft.tensors["markov_head.markov_w1.weight"] = HIDDEN**0.5 * _embedding(vocab, wrong)
+    draft.tensors["markov_head.markov_w2.weight"] = successor_head(vocab)
+    draft.spec = {"method": "dspark"}
+    return draft

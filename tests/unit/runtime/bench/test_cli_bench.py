@@ -47,7 +47,13 @@ def test_tables_and_files(run, tiny_model_path, tmp_path):
     ("arguments", "message"),
     [
         (("--speculative", "{"), "speculative_config is not JSON"),
-        (("--speculative", '{"method": "dflash", "model": "x"}'), "method 'dflash'"),
+        (
+            (
+                "--speculative",
+                '{"method": "ngram", "num_speculative_tokens": 2, "use_local_argmax_reduction": true}',
+            ),
+            "use_local_argmax_reduction",
+        ),
         (("--prompts", "poems"), "there is no prompt set 'poems'"),
         (("--concurrency", "17"), "concurrency must be from 1 to 16, got 17"),
         (("--concurrency", "2", "--arrival-rate", "3"), "exclude each other"),

@@ -33,7 +33,14 @@ COUPLED = ngram(rejection_sample_method="coupled")
         ({"prompt_sets": ("missing.jsonl",)}, "no file of prompts 'missing.jsonl'"),
         ({"speculative": (SpeculativeConfig(),)}, "plain decoding is measured anyway"),
         ({"speculative": (ngram(), ngram(prompt_lookup_max=4))}, "the speculative config 'ngram K=4' is given twice"),
-        ({"speculative": (SpeculativeConfig(method="dflash", model="x"),)}, "is not available in this version"),
+        (
+            {
+                "speculative": (
+                    SpeculativeConfig(method="ngram", num_speculative_tokens=2, use_local_argmax_reduction=True),
+                )
+            },
+            "is not available in this version",
+        ),
         ({"peers": ("vllm",)}, "no peer 'vllm'; peers: transformers"),
         ({"peers": ("transformers",), "concurrency": 2}, "a peer answers one prompt at a time"),
         ({"assistant": "some/model"}, "no peer is named"),

@@ -1,0 +1,132 @@
+"""Every op's launch wrapper: it allocates its output and nothing else, and refuses what its kernels could not take.
+
+The kernels themselves do not run here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from device_cases import cases
+from draft_cases import (
+    advance_arguments,
+    argmax_arguments,
+    distribution_arguments,
+    merge_arguments,
+    tail_arguments,
+    unseen_arguments,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+from window_cases import WindowCase, attention_arguments, rotary_arguments
+
+from draftgraph import kernels
+from draftgraph.kernels.registration import CUDA_IMPLEMENTATIONS
+from draftgraph.kernels.workspace import WorkspacePool
+
+VOCAB, HIDDEN, INNER, EXPERTS, TOKENS = 70, 40, 24, 6, 7
+
+
+def halves(*shape):
+    return torch.randn(shape).bfloat16()
+
+
+def ints(*shape):
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def experts():
+    weights = halves(EXPERTS, 2 * INNER, HIDDEN), halves(EXPERTS, HIDDEN, INNER)
+    return [halves(TOKENS, HIDDEN), ints(TOKENS, 2), torch.rand(TOKENS, 2), ints(TOKENS), *weights, "silu"]
+
+
+def rotation():
+    case = WindowCase([3, 2], [70, 0], padding=1)
+    sizes = {"heads": 4, "kv_heads": 2, "size": 16, "value_size": 16, "half": 8}
+    return rotary_arguments(
+        case, **sizes, dtype=torch.bfloat16, norm=True, unit_offset=False, interleaved=False, float8=False
+    )
+
+
+OPS = {case.op: (lambda case=case: case.make(1)) for case in cases(vocab=VOCAB).values()} | {
+    "advance_draft": lambda: advance_arguments(1),
+    "draft_argmax": lambda: argmax_arguments(1, rows=2),
+    "draft_distribution": lambda: distribution_arguments(1, rows=2),
+    "merge_drafts": lambda: merge_arguments(1),
+    "pack_tail": lambda: tail_arguments(1),
+    "pack_unseen": lambda: unseen_arguments(1),
+    "embed_tokens": lambda: [ints(TOKENS), halves(VOCAB, HIDDEN), 1.0],
+    "project_logits": lambda: [halves(TOKENS, HIDDEN), halves(VOCAB, HIDDEN), 30.0, halves(TOKENS, VOCAB)],
+    "moe_experts": experts,
+    "rope_and_cache": rotation,
+    "window_attention": lambda: attention_arguments(
+        WindowCase([3, 2], [70, 0], padding=1, tree=True), dtype=torch.bfloat16
+    ),
+    "compact_path": lambda: [
+        *(halves(2, 3, 2, 72, 16) for _ in range(2)),
+        *(ints(1, 4), ints(1), ints(1), ints(1)),
+    ],
+}
+"""Arguments of every op."""
+OUTPUTS = {"embed_tokens": 1, "moe_experts": 1, "rope_and_cache": 1, "window_attention": 1}
+"""Tensors that an op returns; the others write what they are given."""
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the tensors made that are views of none."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not any(given.alias_info for given in func._schema.returns):
+            self.made.append(str(func))
+        return result
+
+
+@pytest.fixture(autouse=True)
+def _no_kernel(monkeypatch):
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda *args, **kwargs: None)
+
+
+def test_every_op_is_here():
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    assert set(OPS) == set(CUDA_IMPLEMENTATIONS)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_allocates_its_output_only(name):
+    """Workspaces are there from the first call on."""
+    args = OPS[name]()
+    with WorkspacePool():
+        CUDA_IMPLEMENTATIONS[name](*args)
+        with Allocations() as allocations:
+            CUDA_IMPLEMENTATIONS[name](*args)
+    assert len(allocations.made) == OUTPUTS.get(name, 0), allocations.made
+
+
+def changes(tensor):
+    """What no argument of a kernel may become, whatever its sizes: another type, device, rank or layout."""
+    yield tensor.to(torch.float64 if tensor.is_floating_point() else torch.int16)
+    yield tensor.to("meta")
+    yield tensor.unsqueeze(0)
+    spread = tensor.repeat_interleave(2, -1)[..., ::2] if tensor.dim() and tensor.numel() > 1 else tensor
+    if not spread.is_contiguous():
+        yield spread
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_wrong_argument_is_a_value_error(name):
+    """And nothing else: no other exception, and no launch."""
+    args = OPS[name]()
+    for index, argument in enumerate(args):
+        if isinstance(argument, torch.Tensor):
+            for change in changes(argument):
+                with pytest.raises(ValueError, match=r"accepted|is on"), WorkspacePool():
+                    CUDA_IMPLEMENTATIONS[name](*args[:index], change, *args[index + 1 :])
