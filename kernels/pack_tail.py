@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, row_range, tl
+from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
 
 
 def pack_tail_reference(
@@ -113,7 +113,11 @@ def _pack_tail_cpu(
     last.numpy()[:] = lasts + [0] * (last.shape[0] - len(lasts))
 
 
-@jit(unspecialized=["width", "num_last", "context", "reserved_slot", "tail", "num_rows"])
+# Tokens of the window at a time: all of them at once would not fit in registers.
+_CHUNK = 32
+
+
+@jit(unspecialized=["width", "num_last", "context", "reserved_slot", "tail", "num_rows", "num_places"])
 def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     tokens,
     length,
@@ -134,8 +138,9 @@ def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     tail,
     MAPPED: tl.constexpr,
     num_rows,
+    num_places,
     ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """One program: what each row has, then what each packed token is."""
     every_row = tl.arange(0, ROWS)
@@ -150,23 +155,24 @@ def _pack_tail_kernel(  # type: ignore[no-untyped-def]
     tl.store(cu_tokens + 1 + every_row, ends, mask=inside)
     tl.store(base + every_row, begin_of, mask=inside)
 
-    at = tl.arange(0, BLOCK)
-    tl.store(last + at, tl.zeros((BLOCK,), tl.int32), mask=(at >= num_rows) & (at < num_last))
     tl.store(last + every_row, tl.where(size > 0, ends - 1, 0), mask=inside)
-    # The row that each packed token belongs to; a row without tokens has none.
-    mine = inside[None, :] & (ends[None, :] > at[:, None]) & ((ends - size)[None, :] <= at[:, None])
-    used = tl.max(mine.to(tl.int32), 1) > 0
-    row = tl.sum(tl.where(mine, every_row[None, :], 0), 1)
-    slot = tl.sum(tl.where(mine, slot_of[None, :], 0), 1)
-    position = tl.sum(tl.where(mine, (begin_of - ends + size)[None, :], 0), 1) + tl.where(used, at, 0)
-    token = tl.load(tokens + slot.to(tl.int64) * context + position, mask=used, other=0)
-    if MAPPED:
-        token = tl.load(draft_ids + token, mask=used, other=0)
-    written = at < width
-    tl.store(window_tokens + at, token, mask=written)
-    tl.store(window_positions + at, position, mask=written)
-    tl.store(window_slots + at, tl.where(used, slot, reserved_slot), mask=written)
-    tl.store(window_rows + at, tl.where(used, row, -1), mask=written)
+    for block in range(0, num_places, CHUNK):
+        at = block + tl.arange(0, CHUNK)
+        tl.store(last + at, tl.zeros((CHUNK,), tl.int32), mask=(at >= num_rows) & (at < num_last))
+        # The row that each packed token belongs to; a row without tokens has none.
+        mine = inside[None, :] & (ends[None, :] > at[:, None]) & ((ends - size)[None, :] <= at[:, None])
+        used = tl.max(mine.to(tl.int32), 1) > 0
+        row = tl.sum(tl.where(mine, every_row[None, :], 0), 1)
+        slot = tl.sum(tl.where(mine, slot_of[None, :], 0), 1)
+        position = tl.sum(tl.where(mine, (begin_of - ends + size)[None, :], 0), 1) + tl.where(used, at, 0)
+        token = tl.load(tokens + slot.to(tl.int64) * context + position, mask=used, other=0)
+        if MAPPED:
+            token = tl.load(draft_ids + token, mask=used, other=0)
+        written = at < width
+        tl.store(window_tokens + at, token, mask=written)
+        tl.store(window_positions + at, position, mask=written)
+        tl.store(window_slots + at, tl.where(used, slot, reserved_slot), mask=written)
+        tl.store(window_rows + at, tl.where(used, row, -1), mask=written)
 
 
 def pack_tail_triton(
@@ -234,21 +240,17 @@ def pack_tail_triton(
         MAPPED=draft_ids is not None,
         num_rows=rows,
         ROWS=row_range(rows),
-        BLOCK=_block(max(width, last.shape[0])),
+        num_places=max(width, last.shape[0]),
+        CHUNK=_CHUNK,
         num_warps=1,
     )
-
-
-def _block(width: int) -> int:
-    """The same for most buckets and tails."""
-    return max(32, next_power_of_2(width))
 
 
 def kernel_specs() -> list[KernelSpec]:
     """The smallest bucket and the largest, and the largest with another vocabulary."""
     window = ["window_tokens", "window_positions", "window_slots", "window_rows"]
     pointers = dict.fromkeys(["tokens", "length", "slot_of_row", *window, "cu_tokens", "base", "last"], "*i32")
-    scalars = dict.fromkeys(["width", "num_last", "context", "reserved_slot", "tail", "num_rows"], "i32")
+    scalars = dict.fromkeys(["width", "num_last", "context", "reserved_slot", "tail", "num_rows", "num_places"], "i32")
     return [
         KernelSpec(
             op="pack_tail",
@@ -264,7 +266,7 @@ def kernel_specs() -> list[KernelSpec]:
                 **({} if mapped else {"draft_ids": None}),
                 "MAPPED": mapped,
                 "ROWS": row_range(rows),
-                "BLOCK": _block(width),
+                "CHUNK": _CHUNK,
             },
             num_warps=1,
             num_stages=3,

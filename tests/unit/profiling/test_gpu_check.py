@@ -37,7 +37,7 @@ def test_the_sections_that_need_no_gpu(tmp_path, capsys):
     rows = sections["identity"]["rows"]
     combinations = {(row["method"], row["rule"], row["sampling"], row["executor"]) for row in rows}
     assert combinations == set(itertools.product(checked_methods(), RULES, SAMPLING, ["host", *RECORDED]))
-    assert {"none", "ngram", "draft_model", "eagle3", "mtp", "layerskip", "custom"} <= set(checked_methods())
+    assert {"none", "ngram", "draft_model", "eagle3", "mtp", "dspark", "layerskip", "custom"} <= set(checked_methods())
     assert all(row["passed"] and row["tokens"] == 40 for row in rows)
     speeds = {(row["method"], row["executor"]): row for row in sections["decoding"]["rows"]}
     assert {executor for _, executor in speeds} == {"host", *RECORDED}
