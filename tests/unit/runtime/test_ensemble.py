@@ -143,6 +143,7 @@ def test_a_later_prompt_reuses_what_every_drafter_has_seen(tiny_model_path, opti
 def test_every_event_reaches_every_method():
     """What `BaseSpeculator` tells a method, the members of a list must hear too."""
     own = {"first_layer", "unseen", "lookahead", "target_states", "name", "verify_hidden", "expect_other_drafts"}
+    own.add("confidence_reads_drafts")  # a fact about each, of which the list makes one
     hooks = {name for name in vars(BaseSpeculator) if not name.startswith("_")} - own
     assert {"propose", "commit", "prefill", "observe", "observe_prompt", "admit", "finish", "clear"} <= hooks
     assert hooks - set(vars(EnsembleSpeculator)) == set()

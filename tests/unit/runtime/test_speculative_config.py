@@ -4,7 +4,7 @@ import pytest
 
 from draftgraph.runtime.errors import ConfigError, DraftgraphError, NotAvailableError
 from draftgraph.runtime.speculative_config import SpeculativeConfig
-from draftgraph.runtime.speculative_methods import METHODS
+from draftgraph.runtime.speculative_methods import METHODS, Evidence
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 DRAFT = {"method": "draft_model", "model": "some/draft", "num_speculative_tokens": 4}
@@ -38,6 +38,15 @@ def test_lookup_range_defaults(given, expected):
 def test_names_of_other_engines():
     assert SpeculativeConfig.parse(NGRAM | {"method": "ngram_gpu"}).method == "ngram"
     assert SpeculativeConfig.parse({"method": "deepseek_mtp"}).method == "mtp"
+
+
+def test_methods_say_what_their_confidences_are():
+    assert METHODS["none"].evidence is Evidence.NONE
+    assert SpeculativeConfig.parse(NGRAM | {"enable_adaptive_verification": True}).traits.evidence is Evidence.POSITION
+    both = DRAFT | {"method": ["ngram", "draft_model"], "enable_adaptive_verification": True}
+    assert SpeculativeConfig.parse(both).traits.evidence is Evidence.PROBABILITY
+    drafting = {name for name, method in METHODS.items() if method.drafts and not method.user_class}
+    assert {name for name in drafting if METHODS[name].evidence is Evidence.NONE} == set()
 
 
 def test_round_trip_of_every_option_kind():
@@ -125,6 +134,12 @@ INVALID = [
         DRAFT | {"use_local_argmax_reduction": True, "draft_sample_method": "probabilistic"},
         r"use_local_argmax_reduction needs draft_sample_method 'greedy'",
     ),
+    (
+        {"method": "none", "enable_adaptive_verification": True},
+        r"enable_adaptive_verification needs a method that drafts, got 'none'",
+    ),
+    (NGRAM | {"enable_adaptive_verification": 1}, r"enable_adaptive_verification must be true or false, got 1"),
+    (NGRAM | {"adaptive_profile_context_len": 0}, r"adaptive_profile_context_len must be .*1.*got 0"),
     (NGRAM | {"rejection_sample_method": "synthetic"}, r"exactly one of .*rates.*length, got neither"),
     (
         NGRAM
@@ -305,7 +320,6 @@ class TestAvailability:
                 {"draft_sample_method": "probabilistic"},
                 r"'probabilistic' is not available.*'ngram'.*'greedy'",
             ),
-            ({"enable_adaptive_verification": True}, r"enable_adaptive_verification is not available"),
             ({"parallel_drafting": True}, r"parallel_drafting is not available.*False"),
             ({"use_local_argmax_reduction": True}, r"use_local_argmax_reduction is not available"),
         ],
