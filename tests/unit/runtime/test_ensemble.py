@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from small_speculators import Oracle
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.runtime.errors import ConfigError, NotAvailableError
-from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
 from draftgraph.runtime.speculators import BaseSpeculator
 from draftgraph.runtime.speculators.draft_model import DraftModelSpeculator
 from draftgraph.runtime.speculators.ensemble import EnsembleSpeculator
@@ -208,7 +209,9 @@ class TestConfig:
         with pytest.raises(ConfigError, match=message):
             SpeculativeConfig.parse({"num_speculative_tokens": 3, **options})
 
-    def test_not_available(self):
+    def test_not_available(self, monkeypatch):
+        absent = dataclasses.replace(METHODS["dspark"], available=False)
+        monkeypatch.setattr("draftgraph.runtime.speculative_config.METHODS", {**METHODS, "dspark": absent})
         with pytest.raises(NotAvailableError, match=r"method 'dspark' .* is not available"):
             SpeculativeConfig(method=("ngram", "dspark"), model="x", num_speculative_tokens=2).require_available()
         config = SpeculativeConfig(
