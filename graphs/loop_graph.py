@@ -2,7 +2,7 @@
 
     Sequence        its nodes one after another
     While           SetWhile -> WHILE { body -> SetWhile }
-    Switch          SetSwitch -> SWITCH { branches }, or without SWITCH nodes:
+    Switch          SetSwitch -> SWITCH { branches }, or of one branch and without SWITCH nodes:
                     SetIf, one per branch -> IF { branch }, one per branch
 
 So a launch runs the program to its end and the host is not in it.
@@ -161,7 +161,7 @@ class _Builder:
     def _switch(self, graph: Graph, node: Switch, after: _After, depth: int) -> _After:
         if not any(_has_nodes(branch) for branch in node.branches):
             return after
-        if self._driver.has_switch:
+        if self._driver.has_switch and len(node.branches) > 1:
             count = len(node.branches)
             handle = self._driver.create_handle(graph, count)
             after = self._kernel(graph, SetSwitch(handle, node.index, count), after, depth)

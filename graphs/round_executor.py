@@ -23,14 +23,22 @@ _POLLS_PER_QUERY = 32
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A `Switch` of a loop's body, and the steps up to the next one or to the body's end."""
+
+    switch: Switch
+    branches: tuple[tuple[Step, ...], ...]
+    after: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class RoundParts:
-    """A loop's body, taken apart around its `Switch`."""
+    """A loop's body, taken apart at its `Switch` nodes."""
 
     flag: torch.Tensor
     before: tuple[Step, ...]
-    switch: Switch | None
-    branches: tuple[tuple[Step, ...], ...]
-    after: tuple[Step, ...]
+    """Before the first `Switch`."""
+    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,10 @@ class _Loop:
     """A program made ready."""
 
     first: Executable
-    """The whole body, if no width varies; else what comes before the `Switch`."""
-    following: tuple[Executable, ...]
-    """Per branch: the branch, what comes after the `Switch`, and what comes before it in the next round. The last is
-    for an index out of range, without a branch. Empty if no width varies."""
+    """The whole body if it has no `Switch`, else what comes before the first one."""
+    stages: tuple[tuple[Executable, ...], ...]
+    """Per `Switch` and branch: the branch and what comes after it, up to the next `Switch`: for the last, to that of
+    the next round. The last of a stage is for an index out of range, without a branch."""
     word: SharedTensor
 
     def published(self) -> Published:
@@ -67,19 +75,19 @@ class RoundExecutor(GraphExecutor):
     """Launches rounds as graphs; the host learns how a round ended from one word of pinned memory.
 
     A body without a `Switch` is one graph. It is launched while the one before it runs, so the host sees `flag` one
-    round late, and the device never waits for the host. A body with a `Switch` is turned round: a graph starts with
-    the branch and ends with what comes before the `Switch` in the next round, so that its end publishes which graph is
-    next. There the device waits for the host, for as long as reading a word and launching takes.
+    round late, and the device never waits for the host. A body with `Switch` nodes is turned round: a graph starts with
+    a branch and ends with what comes before the next `Switch`, be it in this round or in the next one, so that its end
+    publishes which graph is next. There the device waits for the host, for as long as reading a word and launching
+    takes.
 
     Programs must allow for that:
 
     - A body run while its flag is false changes nothing that matters: the flag was false one round ago.
-    - What comes before the `Switch` may run once more on an unchanged state: it has run already when the loop is left
-      between two rounds, and runs again when the loop is entered. Nor does it change anything that matters while the
-      flag is false.
+    - What comes before the first `Switch` may run once more on an unchanged state: it has run already when the loop is
+      left between two rounds, and runs again when the loop is entered. Nor does it change anything that matters while
+      the flag is false.
 
-    Supported are a `While` around steps with at most one `Switch` among them, whose branches are steps; and programs of
-    steps alone.
+    Supported are a `While` around steps and `Switch` nodes, whose branches are steps; and programs of steps alone.
     """
 
     name = "round"
@@ -103,7 +111,7 @@ class RoundExecutor(GraphExecutor):
         if not isinstance(program.root, While):
             raise ValueError(f"program {program.name!r} is not a loop: its root is a {type(program.root).__name__}")
         loop: _Loop = self._prepared(program)
-        return self._turned(program, loop) if loop.following else self._relaunched(program, loop)
+        return self._turned(program, loop) if loop.stages else self._relaunched(program, loop)
 
     def _relaunched(self, program: Program, loop: _Loop) -> Generator[None, None, None]:
         flight = _Flight(loop)
@@ -122,19 +130,23 @@ class RoundExecutor(GraphExecutor):
         yield
 
     def _turned(self, program: Program, loop: _Loop) -> Generator[None, None, None]:
-        flight = _Flight(loop)
+        flight, rounds = _Flight(loop), 0
         flight.launched(self._launch(program, loop.first))
-        try:
-            state = self._await(program, flight, flight.count)
-            while state.flag:
-                flight.launched(self._launch(program, loop.following[min(state.index, len(loop.following) - 1)]))
-                if flight.count > 2:
-                    yield  # the round before; the device works meanwhile
+        state = self._await(program, flight, flight.count)
+        while state.flag:
+            left = False
+            for number, stage in enumerate(loop.stages):
+                flight.launched(self._launch(program, stage[min(state.index, len(stage) - 1)]))
+                if number == 0 and rounds > 0:
+                    try:
+                        yield  # the round before; the device works meanwhile
+                    except GeneratorExit:
+                        left = True  # with the end of the round that has begun
                 state = self._await(program, flight, flight.count)
-        except GeneratorExit:
-            self._await(program, flight, flight.count)
-            raise
-        if flight.count > 1:
+            if left:
+                return
+            rounds += 1
+        if rounds > 0:
             yield
 
     def _await(self, program: Program, flight: _Flight, target: int) -> Published:
@@ -162,19 +174,25 @@ class RoundExecutor(GraphExecutor):
             return self._instantiate(program, self._graph_of(steps))
         parts = take_apart(program)
         device = parts.flag.device
-        word = shared((1,), torch.int64, device)
-        index = parts.switch.index if parts.switch is not None else None
-        publish = Publish(parts.flag, index, torch.zeros(1, dtype=torch.int64, device=device), word.device)
+        word, count = shared((1,), torch.int64, device), torch.zeros(1, dtype=torch.int64, device=device)
 
-        def graph(*steps: Step) -> Executable:
+        def graph(following: Switch | None, *steps: Step) -> Executable:
+            """Steps whose end publishes the index of the `Switch` that comes next."""
+            index = None if following is None else following.index
             made = self.driver.create_graph()
+            publish = Publish(parts.flag, index, count, word.device)
             self.driver.add_kernel(made, publish, self._append(made, steps, ()))
             return self._instantiate(program, made)
 
-        if parts.switch is None:
-            return _Loop(graph(*parts.before), (), word)
-        following = [graph(*branch, *parts.after, *parts.before) for branch in (*parts.branches, ())]
-        return _Loop(graph(*parts.before), tuple(following), word)
+        if not parts.stages:
+            return _Loop(graph(None, *parts.before), (), word)
+        stages = []
+        for number, stage in enumerate(parts.stages):
+            ends_round = number == len(parts.stages) - 1
+            following = parts.stages[0 if ends_round else number + 1].switch
+            after = (*stage.after, *parts.before) if ends_round else stage.after
+            stages.append(tuple(graph(following, *branch, *after) for branch in (*stage.branches, ())))
+        return _Loop(graph(parts.stages[0].switch, *parts.before), tuple(stages), word)
 
 
 class _Flight:
@@ -211,24 +229,23 @@ def take_apart(program: Program) -> RoundParts:
     root = program.root
     if not isinstance(root, While):
         raise _unsupported(program, f"a {type(root).__name__} as its root")
-    before: list[Step] = []
-    after: list[Step] = []
-    switch: Switch | None = None
-    branches: tuple[tuple[Step, ...], ...] = ()
+    runs: list[list[Step]] = [[]]
+    switches: list[tuple[Switch, tuple[tuple[Step, ...], ...]]] = []
     for node in _flat(root.body):
         if isinstance(node, Step):
-            (before if switch is None else after).append(node)
+            runs[-1].append(node)
         elif isinstance(node, Switch):
-            if switch is not None:
-                raise _unsupported(program, "a second Switch in its loop")
-            switch = node
             parts = [straight_steps(branch) for branch in node.branches]
             if any(part is None for part in parts):
                 raise _unsupported(program, "control flow inside a branch")
-            branches = tuple(part for part in parts if part is not None)
+            switches.append((node, tuple(part for part in parts if part is not None)))
+            runs.append([])
         else:
             raise _unsupported(program, "a While inside its loop")
-    return RoundParts(root.flag, tuple(before), switch, branches, tuple(after))
+    stages = tuple(
+        Stage(switch, branches, tuple(after)) for (switch, branches), after in zip(switches, runs[1:], strict=True)
+    )
+    return RoundParts(root.flag, tuple(runs[0]), stages)
 
 
 def _flat(node: Node) -> Generator[Node, None, None]:
@@ -241,6 +258,6 @@ def _flat(node: Node) -> Generator[Node, None, None]:
 
 def _unsupported(program: Program, what: str) -> GraphError:
     return GraphError(
-        f"program {program.name!r} has {what}; the executor 'round' supports a While around steps and at most one "
-        "Switch of steps, and programs of steps alone; 'loop' and 'host' support every program"
+        f"program {program.name!r} has {what}; the executor 'round' supports a While around steps and Switches of "
+        "steps, and programs of steps alone; 'loop' and 'host' support every program"
     )

@@ -24,6 +24,7 @@ from ..graphs.buckets import chunk_width
 from ..graphs.state import FINISH_ERROR
 from ..profiling.floor import RoundShape, StepCost
 from ..profiling.observer import Observer, Observers
+from .adaptive import Budget
 from .interrupts import deferred_interrupt
 from .outputs import FinishReason
 from .request import Phase, Request
@@ -49,6 +50,8 @@ class CorePlan:
     reuse_generated: bool
     """Whether the KV of generated tokens may serve a later prompt; not under `exact=True`, where a prompt's KV must
     come from prefill chunks alone."""
+    budget_rule: str | None = None
+    """What the budget of adaptive verification is decided from, for metrics; None without it."""
     rounds_per_launch: int = 2**30
     """The most rounds of a loop before it returns to the host by itself; by default as good as no limit."""
 
@@ -169,6 +172,25 @@ class EngineCore:
         """The least that drafting costs in a round; None for plain decoding."""
         return None if self._speculator is None else self._speculator.propose_cost(shape)
 
+    def pause(self) -> None:
+        """Leaves the loop of rounds, so that the host may read and write the device; the next step enters it again."""
+        self._leave_loop()
+
+    @property
+    def budget(self) -> Budget:
+        """What decides how many drafts a round makes and verifies."""
+        return self._builder.budget
+
+    @property
+    def speculator(self) -> BaseSpeculator | None:
+        """What drafts."""
+        return self._speculator
+
+    @property
+    def own_executor(self) -> Executor:
+        """What runs the programs unless somebody observes them."""
+        return self._own_executor
+
     @property
     def first_layer(self) -> int:
         """The target's layer with which verification begins."""
@@ -218,6 +240,10 @@ class EngineCore:
         """Every program that ordinary requests run, built on demand; the largest first, as capture wants them."""
         for width in reversed(self.plan.prefill_widths):
             yield self._program("prefill", width)
+        yield from self.rounds()
+
+    def rounds(self) -> Iterator[Program]:
+        """The rounds of every bucket that ordinary requests run, the largest first."""
         for bucket in reversed(self.plan.buckets):
             yield self._program("round", bucket)
 
@@ -243,6 +269,7 @@ class EngineCore:
         self._mailbox.open(slot)
         if self._speculator is not None:
             self._speculator.admit(slot)
+        self._builder.budget.admit(slot)
         self._observer.request_started(request.number, len(request.prompt_ids))
 
     def _prefill_chunk(self) -> None:
@@ -273,7 +300,16 @@ class EngineCore:
         if request.phase is Phase.DECODE and not by_device:
             self._mailbox.cancel(request.slot)
             self._ended.append(request.slot)
-        finish_request(request, self.state, self._reader, self.plan.metrics, self._logprobs, reason, error=error)
+        finish_request(
+            request,
+            self.state,
+            self._reader,
+            self.plan.metrics,
+            self._logprobs,
+            reason,
+            error=error,
+            budget_rule=self.plan.budget_rule,
+        )
         cached = request.cached_tokens if self.plan.reuse_generated else request.prompt_ids[: request.prefilled]
         if self._speculator is not None and self._speculator.unseen and len(cached) > request.prefilled:
             cached = cached[: max(request.prefilled, len(cached) - self._speculator.unseen)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..graphs import CaptureReport
 from ..profiling.floor import ModelSizes, RoundShape, StepCost, prefill_cost, round_costs
 from ..profiling.nvtx_ranges import NvtxRanges, wanted
 from ..profiling.observer import Observer
+from .adaptive import AdaptiveBudget
 from .core import EngineCore
 from .detokenizer import IncrementalDetokenizer
 from .engine_config import EngineConfig
@@ -188,6 +189,31 @@ class Engine:
             self._require_open()
             self._core.warmup(progress)
             return self._core.capture_report
+
+    def export_acceptance(self) -> dict[str, Any] | None:
+        """What adaptive verification has learned of the drafter, ready for JSON and `import_acceptance`.
+
+        None without adaptive verification, and with a drafter that says itself how likely its drafts are to stand.
+        """
+        with self._lock:
+            self._require_open()
+            self._core.pause()
+            budget = self._core.budget
+            return budget.export() if isinstance(budget, AdaptiveBudget) else None
+
+    def import_acceptance(self, learned: Mapping[str, Any]) -> None:
+        """Begins with what another engine of the same models has learned, rather than with nothing.
+
+        Raises:
+            ConfigError: not what `export_acceptance` gives, or this engine learns nothing.
+        """
+        with self._lock:
+            self._require_open()
+            self._core.pause()
+            budget = self._core.budget
+            if not isinstance(budget, AdaptiveBudget):
+                raise ConfigError("this engine learns nothing of its drafter: set enable_adaptive_verification")
+            budget.load(learned)
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:

@@ -21,14 +21,18 @@ from ..graphs import (
     prefill_widths,
     select_executor,
 )
-from ..graphs.buckets import PREFILL_CHUNK, exact_widths, verify_widths
+from ..graphs.buckets import PREFILL_CHUNK, exact_widths, power_of_two_at_least, verify_widths
 from ..kernels.attention_backends import check_backend
+from ..kernels.choose_budget import MOST_DRAFTS
 from ..kernels.op_observer import ENABLED as OPS_OBSERVABLE
 from ..kernels.op_observer import observing_ops
 from ..model_zoo.checkpoint import load_model, read_config
 from ..model_zoo.config import DecoderConfig
 from ..model_zoo.decoder import DecoderModel
 from ..model_zoo.draft_checkpoint import load_head
+from .adaptive import AdaptiveBudget, Budget, CostTable, FixedBudget
+from .adaptive.loading import evidence_of, ready_costs
+from .adaptive.rules import lawful_rule
 from .cache import cache_directory
 from .core import CorePlan, EngineCore
 from .draft_loading import DraftSource, LoadedDraft, check_draft, find_draft
@@ -40,9 +44,10 @@ from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from .slots import SlotPool
 from .speculative_config import SpeculativeConfig
-from .speculators import SpeculatorParts, check_custom, create_speculator, speculator_class
+from .speculative_methods import Evidence
+from .speculators import BaseSpeculator, SpeculatorParts, check_custom, create_speculator, speculator_class
 from .tokenizer_files import load_tokenizer
-from .verification import create_policy
+from .verification import VerificationPolicy, create_policy
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +100,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
     config.speculative.require_available()
     if config.speculative.speculator is not None:
         speculator_class(config.speculative.speculator)
+    evidence_of(config.speculative)
     _check_executor(config)
     try:
         check_backend(config.speculative.attention_backend, config.torch_device.type)
@@ -112,6 +118,7 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
     speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
     num_drafts = speculative.num_speculative_tokens or 0
     _widths(config, num_drafts)
+    _check_tile(config, speculative)
     target_states = () if head is None else check_head(head, decoder, speculative)
     speculative.check_layers(decoder.num_layers)
     max_model_len = _max_model_len(config, decoder, draft)
@@ -177,6 +184,7 @@ def build_core(
     executor: Executor | None = None,
     ring: int | None = None,
     rounds_per_launch: int | None = None,
+    costs: CostTable | None = None,
 ) -> EngineCore:
     """Allocates the decode state and the cache, and assembles the loop around them.
 
@@ -186,6 +194,7 @@ def build_core(
         executor: in place of the one that the configuration names.
         ring: tokens of a row's output ring; by default as many as a sequence may have.
         rounds_per_launch: see `CorePlan`.
+        costs: what rounds cost, for adaptive verification; by default measured, unless an earlier process did so.
     """
     device = config.torch_device
     speculative = config.speculative
@@ -211,7 +220,8 @@ def build_core(
     _set_draft_limit(state, speculative)
     policy = create_policy(speculative)
     policy.allocate(state)
-    builder = RoundBuilder(target.model, cache, state, speculator, policy)
+    budget = create_budget(state, speculative, speculator, policy)
+    builder = RoundBuilder(target.model, cache, state, speculator, policy, budget)
     reuse = (PREFILL_CHUNK if config.exact else 1) if config.prefix_caching else None
     plan = CorePlan(
         buckets=config.buckets,
@@ -220,12 +230,55 @@ def build_core(
         metrics=config.metrics,
         max_logprobs=MAX_LOGPROBS,
         reuse_generated=not config.exact,
+        budget_rule=budget.rule.name if isinstance(budget, AdaptiveBudget) else None,
         **({} if rounds_per_launch is None else {"rounds_per_launch": rounds_per_launch}),
     )
     executor = executor or _executor(config)
     lookahead = 0 if speculator is None else speculator.lookahead
     slots = SlotPool(config.max_batch_size, reuse_multiple=reuse, lookahead=lookahead)
-    return EngineCore(state, builder, speculator, executor, slots, plan)
+    core = EngineCore(state, builder, speculator, executor, slots, plan)
+    if isinstance(budget, AdaptiveBudget):
+        model = f"{target.path} {target.config}"
+        budget.set_costs(costs or ready_costs(core, config, speculative, model=model), widths)
+    return core
+
+
+def create_budget(
+    state: DecodeState,
+    speculative: SpeculativeConfig,
+    speculator: BaseSpeculator | None,
+    policy: VerificationPolicy,
+) -> Budget:
+    """What decides how many drafts are made and verified: of fixed depth, or adaptive by a rule that is lawful.
+
+    Args:
+        state: of the engine.
+        speculative: the settings.
+        speculator: what drafts, allocated; None for plain decoding.
+        policy: how drafts are judged.
+    """
+    if speculator is None or not speculative.enable_adaptive_verification:
+        return FixedBudget(state, varies_depth=speculative.num_speculative_tokens_per_batch_size is not None)
+    rule = lawful_rule(
+        policy,
+        samples_drafts=speculative.draft_sample_method == "probabilistic",
+        confidence_reads_drafts=speculator.confidence_reads_drafts,
+    )
+    evidence = evidence_of(speculative)
+    if evidence is Evidence.SURVIVAL and speculator.draft_confidence is None and speculative.speculator is None:
+        evidence = Evidence.PROBABILITY  # a checkpoint without the head that it would come from
+    return AdaptiveBudget(state, evidence=evidence, rule=rule, confidence=speculator.draft_confidence)
+
+
+def _check_tile(config: EngineConfig, speculative: SpeculativeConfig) -> None:
+    """Adaptive verification compares all drafts of a round in one block of the device."""
+    rows, drafts = config.buckets[-1], speculative.num_speculative_tokens or 1
+    entries = power_of_two_at_least(rows) * power_of_two_at_least(drafts)
+    if speculative.enable_adaptive_verification and entries > MOST_DRAFTS:
+        raise ConfigError(
+            f"enable_adaptive_verification with {rows} rows of {drafts} drafts; accepted: at most {MOST_DRAFTS} drafts "
+            "of all rows, both numbers rounded up to powers of two"
+        )
 
 
 def _state_shape(

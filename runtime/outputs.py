@@ -48,6 +48,9 @@ class RequestMetrics:
     """Seconds from the request's submission to its last token."""
     round_pairs: tuple[tuple[int, int], ...] | None = None
     """(verified, accepted) of every round in order; only with `metrics="detailed"`."""
+    budget_rule: str | None = None
+    """With adaptive verification, what the number of drafts was decided from: the confidences of the "current round",
+    or where those would change the distribution of the text, of the "previous rounds"."""
 
     @classmethod
     def from_histogram(
@@ -61,6 +64,7 @@ class RequestMetrics:
         token_times: Sequence[float],
         finished: float | None = None,
         round_pairs: Sequence[tuple[int, int]] | None = None,
+        budget_rule: str | None = None,
     ) -> RequestMetrics:
         """The figures from the counters that the device kept and the times that the host saw.
 
@@ -73,6 +77,7 @@ class RequestMetrics:
             token_times: when each output token reached the host, on the same clock, in order.
             finished: when the request ended; default: with its last token.
             round_pairs: (verified, accepted) of every round, or None.
+            budget_rule: what adaptive verification decided from; None without it.
         """
         table = tuple(tuple(int(count) for count in row) for row in histogram)
         rounds = sum(map(sum, table))
@@ -98,6 +103,7 @@ class RequestMetrics:
             inter_token_latencies=tuple(after - before for before, after in itertools.pairwise(token_times)),
             total_time=finished - submitted,
             round_pairs=None if round_pairs is None else tuple((int(a), int(b)) for a, b in round_pairs),
+            budget_rule=budget_rule,
         )
 
     @property

@@ -48,6 +48,7 @@ def finish_request(
     reason: FinishReason,
     *,
     error: str | None = None,
+    budget_rule: str | None = None,
 ) -> None:
     """Makes the request's result and its last chunk; reads the counters that the device kept.
 
@@ -67,7 +68,7 @@ def finish_request(
         error=error,
         stop_reason=stop_reason,
         logprobs=_logprobs(request, reader, logprobs),
-        metrics=None if metrics == "none" else _metrics(request, state, reader, metrics == "detailed"),
+        metrics=None if metrics == "none" else _metrics(request, state, reader, metrics == "detailed", budget_rule),
         prompt_token_ids=request.prompt_ids,
         seed=request.seed,
         index=request.index,
@@ -78,7 +79,9 @@ def finish_request(
     )
 
 
-def _metrics(request: Request, state: DecodeState, reader: HostReader, detailed: bool) -> RequestMetrics:
+def _metrics(
+    request: Request, state: DecodeState, reader: HostReader, detailed: bool, budget_rule: str | None
+) -> RequestMetrics:
     slot = request.slot
     table = reader.read(state.histogram[slot]).tolist() if slot >= 0 else [[0]]
     pairs = None
@@ -95,6 +98,7 @@ def _metrics(request: Request, state: DecodeState, reader: HostReader, detailed:
         token_times=list(chain.from_iterable(repeat(when, count) for when, count in request.arrivals)),
         finished=time.perf_counter(),
         round_pairs=pairs,
+        budget_rule=budget_rule,
     )
 
 

@@ -1,7 +1,8 @@
 """The programs that an engine runs: a round of decoding for each bucket, and a chunk of prefill for each width.
 
 While(running)
-  propose                drafts for every live row
+  propose                drafts for every live row; or, where the number of drafts varies:
+    propose, Switch(stop){ draft[0] }, Switch(stop){ draft[1] } ...
   budget                 how many drafts each row sends on; picks the width
   Switch(width)          pack the windows, run the target once, keep the logits
   accept                 which drafts stand, and one more token
@@ -17,12 +18,12 @@ import torch
 from ..graphs import DecodeState, Node, Program, Sequence, Step, Switch, While, map_steps
 from ..kernels.commit import commit
 from ..kernels.pack_window import pack_prefill, pack_window
-from ..kernels.plan_window import plan_window
 from ..kernels.record_logprobs import record_logprobs
 from ..kernels.window import Window
 from ..kernels.workspace import WorkspacePool
 from ..model_zoo.decoder import DecoderModel, KvCache
-from .speculators import BaseSpeculator
+from .adaptive import Budget, FixedBudget
+from .speculators import BaseSpeculator, StepwiseSpeculator
 from .verification import VerificationPolicy
 
 
@@ -49,9 +50,12 @@ class RoundBuilder:
         state: DecodeState,
         speculator: BaseSpeculator | None,
         policy: VerificationPolicy,
+        budget: Budget | None = None,
     ) -> None:
+        """Takes the parts; without a budget every draft is verified."""
         self._model, self._cache, self._state = model, cache, state
         self._speculator, self._policy = speculator, policy
+        self.budget = budget or FixedBudget(state)
         self.workspaces = WorkspacePool()
         """The engine's: every step of every program runs inside it."""
 
@@ -70,10 +74,9 @@ class RoundBuilder:
             logprobs: where to record log-probabilities, or None not to.
             detailed: also record every round's pair of (drafts verified, drafts accepted).
         """
-        state, speculator = self._state, self._speculator
-        nodes: list[Node] = []
-        if speculator is not None:
-            nodes.append(Step("propose", lambda s: speculator.propose(s, bucket)))
+        state = self._state
+        self.budget.prepare(bucket, widths)
+        nodes = self._propose(bucket)
         nodes.append(self._budget(bucket, widths))
         verify = tuple(self._verify(bucket, width) for width in widths)
         # A body without a switch is one graph that can be launched ahead of knowing how the last one ended.
@@ -140,24 +143,35 @@ class RoundBuilder:
 
         return replace(step, fn=run)
 
+    def _propose(self, bucket: int) -> list[Node]:
+        """Drafting: one step, or one for every draft that may be left out."""
+        speculator, budget = self._speculator, self.budget
+        if speculator is None:
+            return []
+        if not (budget.varies_depth and isinstance(speculator, StepwiseSpeculator) and speculator.splits):
+            return [Step("propose", lambda s: speculator.propose(s, bucket))]
+        stepwise = speculator
+
+        def start(s: DecodeState) -> None:
+            stepwise.start(s, bucket)
+            budget.keep(s, bucket, 0)
+
+        def draft(step: int) -> Step:
+            def advance(s: DecodeState) -> None:
+                stepwise.advance(s, bucket, step)
+                if step + 1 < stepwise.num_speculative_tokens:
+                    budget.keep(s, bucket, step + 1)
+
+            return Step(f"draft[{step}]", advance)
+
+        # Once `stop` is set nothing clears it, so that the drafts after the first one left out are left out too.
+        drafts = [Switch(budget.stop, (draft(step),)) for step in range(stepwise.num_speculative_tokens)]
+        return [Step("propose", start), *drafts]
+
     def _budget(self, bucket: int, widths: tuple[int, ...]) -> Step:
         width_table = torch.tensor(widths, dtype=torch.int32).to(self._state.device)
 
-        def plan(s: DecodeState) -> None:
-            plan_window(
-                s.finished,
-                s.length,
-                s.limit,
-                s.draft_count,
-                s.draft_limit,
-                s.slot_of_row[:bucket],
-                width_table,
-                s.cu_tokens[: bucket + 1],
-                s.base[:bucket],
-                s.width_index,
-            )
-
-        return Step("budget", plan)
+        return Step("budget", lambda s: self.budget.plan(s, bucket, width_table))
 
     def _verify(self, bucket: int, width: int) -> Step:
         def verify(s: DecodeState) -> None:
@@ -220,6 +234,7 @@ class RoundBuilder:
         def finish(s: DecodeState) -> None:
             if speculator is not None:
                 speculator.commit(s, bucket)
+            self.budget.note(s, bucket)
             commit(
                 s.emitted,
                 s.accepted,

@@ -17,6 +17,7 @@ from .errors import ConfigError, NotAvailableError
 from .speculative_methods import (
     MAX_SPECULATIVE_TOKENS,
     METHODS,
+    Evidence,
     Method,
     canonical_method,
     checkpoint_depth,
@@ -32,10 +33,7 @@ REJECTION_SAMPLE_METHODS = ("standard", "block", "synthetic", "coupled")
 _DISTRIBUTION_RULES = ("standard", "block")
 """Verification rules that need the distribution of a draft that was sampled."""
 
-_UNAVAILABLE_OPTIONS = (
-    "use_local_argmax_reduction",
-    "enable_adaptive_verification",
-)
+_UNAVAILABLE_OPTIONS = ("use_local_argmax_reduction",)
 """Options whose every value but the default is refused by `require_available` in this version."""
 
 _LEAST = {
@@ -43,6 +41,7 @@ _LEAST = {
     "prompt_lookup_min": 1,
     "prompt_lookup_max": 1,
     "dspark_draft_topk": 1,
+    "adaptive_profile_context_len": 1,
     "exit_layer": 1,
     "suffix_decoding_max_tree_depth": 1,
     "suffix_decoding_max_cached_requests": 0,
@@ -94,7 +93,9 @@ class SpeculativeConfig:
     """eagle3, dflash, dspark: how the checkpoint numbers the target's layers: "hidden_states" (0 is the embedding) or
     "layer_outputs" (0 is the first layer's output). None: as its format does."""
     enable_adaptive_verification: bool = False
-    """Choose per round how many drafts are worth verifying, from their confidence."""
+    """Choose per round how many drafts are worth verifying, and worth making, from their confidence."""
+    adaptive_profile_context_len: int = 8192
+    """adaptive: the context at which the costs of drafting and verifying are measured; the engine's, if shorter."""
     dspark_draft_topk: int | None = None
     """dspark: only this many of the base logits compete. None: all of them."""
     attention_backend: str | None = None
@@ -146,6 +147,7 @@ class SpeculativeConfig:
         self._check_method()
         self._fill_defaults()
         self._check_drafting()
+        self._check_adaptive()
         self._check_synthetic()
         if self.num_speculative_tokens_per_batch_size is not None:
             ranges = _checked_ranges(self.num_speculative_tokens_per_batch_size, self.num_speculative_tokens)
@@ -360,6 +362,19 @@ class SpeculativeConfig:
             ):
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs draft_sample_method 'greedy', got 'probabilistic': {reason}")
+
+    def _check_adaptive(self) -> None:
+        if not self.enable_adaptive_verification:
+            return
+        if not self.traits.drafts:
+            raise ConfigError(f"enable_adaptive_verification needs a method that drafts, got {self.method!r}")
+        for name in self.methods:
+            if METHODS[name].evidence is Evidence.NONE and not METHODS[name].user_class:
+                fitting = ", ".join(repr(n) for n, method in METHODS.items() if method.evidence is not Evidence.NONE)
+                raise ConfigError(
+                    f"enable_adaptive_verification needs drafts with a confidence or a distribution, and method "
+                    f"{name!r} gives neither; accepted: {fitting}"
+                )
 
     def _check_synthetic(self) -> None:
         options = ("synthetic_acceptance_rates", "synthetic_acceptance_length")

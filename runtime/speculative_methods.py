@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,23 @@ from ..model_zoo.mtp.config import COUNT_KEYS
 
 MAX_SPECULATIVE_TOKENS = 128
 """The most drafts of one row in one round that a config may ask for."""
+
+
+class Evidence(Enum):
+    """What `confidence` says of a draft, for adaptive verification."""
+
+    NONE = "none"
+    """Nothing, and drafts come from no distribution."""
+    POSITION = "position"
+    """Nothing; drafts are looked up, and how many of them are right can be learned by their position."""
+    PROBABILITY = "probability"
+    """How probable the drafter holds its likeliest token: what follows for acceptance is learned."""
+    SURVIVAL = "survival"
+    """The chance that the draft is accepted given that those before it are, by a head that was trained for it."""
+
+
+UNKNOWN_CONFIDENCE = 0.5
+"""What stands for the confidence of a draft of which nothing is known (`Evidence.POSITION`): its feature is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +74,8 @@ class Method:
     """Whether the target's own first layers draft (`exit_layer`)."""
     user_class: bool = False
     """Whether it is a class of the user's (`speculator`)."""
+    evidence: Evidence = Evidence.NONE
+    """What its confidences say. Of a user's class the class says it (`BaseSpeculator.evidence`)."""
 
     @property
     def has_weights(self) -> bool:
@@ -105,9 +125,17 @@ def _drafts_of_block(config: Mapping[str, Any], *, from_anchor: bool) -> int | N
 METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "none": Method(summary="plain decoding, one token per target pass", available=True, drafts=False),
-        "ngram": Method(summary="prompt lookup: repeats what followed the same n-gram", available=True, looks_up=True),
+        "ngram": Method(
+            summary="prompt lookup: repeats what followed the same n-gram",
+            available=True,
+            looks_up=True,
+            evidence=Evidence.POSITION,
+        ),
         "suffix": Method(
-            summary="suffix trees over this request and finished ones", available=True, depth_from_tree=True
+            summary="suffix trees over this request and finished ones",
+            available=True,
+            depth_from_tree=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "draft_model": Method(
             summary="a smaller language model drafts",
@@ -116,6 +144,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             language_model=True,
             own_vocabulary=True,
             samples_drafts=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "eagle": Method(
             summary="EAGLE-1 and -2 heads",
@@ -124,6 +153,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             depth_from_checkpoint=True,
             samples_drafts=True,
             reads_target=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "eagle3": Method(
             summary="EAGLE-3, EAGLE-3.1 and P-EAGLE heads",
@@ -134,6 +164,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             reads_target=True,
             reads_layers=True,
             parallel=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "mtp": Method(
             summary="multi-token-prediction modules of the target",
@@ -142,6 +173,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             checkpoint_depth=modules_per_pass,
             samples_drafts=True,
             reads_target=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "medusa": Method(
             summary="Medusa heads",
@@ -151,6 +183,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             checkpoint_depth=_medusa_heads,
             samples_drafts=True,
             reads_target=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "dflash": Method(
             summary="DFlash block drafter: one masked pass",
@@ -162,6 +195,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             reads_target=True,
             reads_layers=True,
             own_attention=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "dspark": Method(
             summary="DSpark block drafter with a Markov head",
@@ -174,9 +208,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             reads_layers=True,
             own_attention=True,
             markov=True,
+            evidence=Evidence.SURVIVAL,
         ),
         "layerskip": Method(
-            summary="the target's first layers draft", available=True, exits_early=True, samples_drafts=True
+            summary="the target's first layers draft",
+            available=True,
+            exits_early=True,
+            samples_drafts=True,
+            evidence=Evidence.PROBABILITY,
         ),
         "custom": Method(summary="a class of the user's drafts", available=True, user_class=True),
     }
@@ -201,7 +240,15 @@ def combined(names: Sequence[str]) -> Method:
         if isinstance(field.default, bool)
     }
     traits |= {"available": all(method.available for method in methods), "samples_drafts": False}
+    traits["evidence"] = joint_evidence([method.evidence for method in methods])
     return Method(summary="; else ".join(method.summary for method in methods), **traits)
+
+
+def joint_evidence(kinds: Sequence[Evidence]) -> Evidence:
+    """What the confidences of several methods say together: estimates of one mean nothing for another's drafts."""
+    if Evidence.NONE in kinds:
+        return Evidence.NONE
+    return kinds[0] if len(set(kinds)) == 1 else Evidence.PROBABILITY
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

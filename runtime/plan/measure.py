@@ -61,8 +61,13 @@ class _Samples:
 
 
 def with_depth(speculation: SpeculativeConfig, depth: int) -> SpeculativeConfig:
-    """The same config with `depth` drafts at every batch size."""
-    return dataclasses.replace(speculation, num_speculative_tokens=depth, num_speculative_tokens_per_batch_size=None)
+    """The same config with `depth` drafts at every batch size, all of them verified."""
+    return dataclasses.replace(
+        speculation,
+        num_speculative_tokens=depth,
+        num_speculative_tokens_per_batch_size=None,
+        enable_adaptive_verification=False,
+    )
 
 
 def measure_costs(

@@ -13,6 +13,7 @@ from ...model_zoo.draft_head import DraftHead
 from ...profiling.floor import RoundShape, StepCost
 from .drafting import part_of, window_width
 from .state_reader import StateSpeculator
+from .stepwise import StepwiseSpeculator
 from .target_states import side_by_side
 
 
@@ -67,8 +68,8 @@ class HeadSpeculator(StateSpeculator):
         self._kept.clear(slot)
 
 
-class AutoRegressiveSpeculator(HeadSpeculator):
-    """Drafts one token after another, all K in one step.
+class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):
+    """Drafts one token after another.
 
     A round's first forward runs over the pairs that the head has not read: the target's hidden states of the window
     that was accepted. K - 1 more take the token drafted last and what the head made of the one before.
@@ -102,18 +103,21 @@ class AutoRegressiveSpeculator(HeadSpeculator):
         )
         self._advances = advance_draft_positions
 
-    def propose(self, state: DecodeState, bucket: int) -> None:
-        """Reads what was committed and drafts K tokens for every live row of the bucket."""
+    def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
+        """Reads the pairs that the head has not read."""
         pairs, states, queries = self._kept.pairs(state, bucket)
+        return self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+
+    def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Reads the head's own output, past the first draft, and drafts from it."""
         following = part_of(self._following, bucket, window_width(bucket))
-        hidden = self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
-        for step in range(self.num_speculative_tokens):
-            if step > 0:
-                hidden = self._head.read_own(following, hidden, self._cache)
-            hidden, logits = self._head.read_out(hidden)
-            # The last pair stands at length - 2.
-            shift = step - 1 if self._advances else -2
-            self._chooser.draft(state, step, logits[:bucket], pairs.slot_of_row, following, shift=shift)
+        if step > 0:
+            hidden = self._head.read_own(following, hidden, self._cache)
+        hidden, logits = self._head.read_out(hidden)
+        # The last pair stands at length - 2.
+        shift = step - 1 if self._advances else -2
+        self._chooser.draft(state, step, logits[:bucket], self._kept.slot_of_row(bucket), following, shift=shift)
+        return hidden
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
         """A forward over the one pair per row that there is at least, and K - 1 of one token; each with its logits."""
@@ -126,6 +130,7 @@ class ParallelSpeculator(HeadSpeculator):
     """Drafts all K tokens in one forward: masked places follow the pairs that the head has not read (P-EAGLE)."""
 
     name: ClassVar[str] = "parallel"
+    confidence_reads_drafts = False
 
     @property
     def _masks(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from ...graphs import DecodeState
 from ...kernels.window import Window
 from ...profiling.floor import RoundShape, StepCost
+from ..speculative_methods import Evidence
 
 
 class BaseSpeculator(ABC):
@@ -44,6 +45,16 @@ class BaseSpeculator(ABC):
 
     first_layer: int = 0
     """The target's layer with which verification begins, where `verify_hidden` says that those before it have run."""
+
+    evidence: ClassVar[Evidence] = Evidence.NONE
+    """What `confidence` says, for adaptive verification, where the registry of methods does not: of a user's class."""
+
+    confidence_reads_drafts: bool = True
+    """Whether the confidence at a position depends on the drafts before it. False where all come from one pass."""
+
+    draft_confidence: torch.Tensor | None = None
+    """float32 [rows, K] in the order of the bucket, for a method that leaves its confidences there and not in
+    `DecodeState.confidence`: of each draft, the chance that it is accepted given that those before it are."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens

@@ -26,6 +26,7 @@ class DFlashSpeculator(StateSpeculator):
     """
 
     name: ClassVar[str] = "dflash"
+    confidence_reads_drafts = False
 
     _ancestors: torch.Tensor
     _block: Window

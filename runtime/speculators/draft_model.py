@@ -1,4 +1,4 @@
-"""A smaller language model drafts: ordinary decoding, all K steps in one captured step."""
+"""A smaller language model drafts: ordinary decoding."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...model_zoo.decoder import DecoderModel, KvCache
 from ...profiling.floor import RoundShape, StepCost, forward_cost
 from ..model_sizes import model_sizes
 from ..vocab_mapping import VocabMapping
-from .base import BaseSpeculator
 from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
+from .stepwise import StepwiseSpeculator
 
 _TAIL = 2
 # With all K drafts accepted the drafter has not seen two tokens: the last draft, which nothing was drafted after, and
 # the target's own after it. With fewer accepted it lacks the target's own only, and writes the one before once more.
 
 
-class DraftModelSpeculator(BaseSpeculator):
+class DraftModelSpeculator(StepwiseSpeculator):
     """Drafts with a decoder that has a KV cache of its own over the engine's slots.
 
     A round's first forward takes the last two committed tokens of every row, which catches up whatever was accepted,
@@ -82,11 +82,10 @@ class DraftModelSpeculator(BaseSpeculator):
         self._last = torch.zeros(width, dtype=torch.int32, device=device)
         self._chooser.allocate(state, width)
 
-    def propose(self, state: DecodeState, bucket: int) -> None:
-        """Catches up and drafts K tokens for every live row of the bucket."""
+    def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
+        """Takes the last committed tokens of every row."""
         slot_of_row, size = state.slot_of_row[:bucket], self._tail_size
         tail = part_of(self._tail, bucket, window_width(bucket * size))._replace(slot_of_row=slot_of_row)
-        following = part_of(self._step, bucket, window_width(bucket))
         last = self._last[: window_width(bucket)]
         pack_tail(
             state.tokens,
@@ -103,11 +102,16 @@ class DraftModelSpeculator(BaseSpeculator):
             tail.base,
             last,
         )
-        hidden = self._model.forward(tail, self._cache).index_select(0, last)
-        for step in range(self.num_speculative_tokens):
-            if step > 0:
-                hidden = self._model.forward(following, self._cache)
-            self._chooser.draft(state, step, self._model.logits(hidden)[:bucket], slot_of_row, following)
+        return self._model.forward(tail, self._cache).index_select(0, last)
+
+    def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Takes the draft before, past the first one, and drafts the next."""
+        following = part_of(self._step, bucket, window_width(bucket))
+        if step > 0:
+            hidden = self._model.forward(following, self._cache)
+        logits = self._model.logits(hidden)[:bucket]
+        self._chooser.draft(state, step, logits, state.slot_of_row[:bucket], following)
+        return hidden
 
     def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:
         """Writes the drafter's KV of the chunk."""

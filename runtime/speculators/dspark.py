@@ -22,6 +22,7 @@ class DSparkSpeculator(DFlashSpeculator):
     """
 
     name: ClassVar[str] = "dspark"
+    confidence_reads_drafts = True
 
     draft_confidence: torch.Tensor | None = None
     """float32 [rows, K], written by `propose`: for row b of the bucket (of `state.slot_of_row[b]`) and draft k the

@@ -12,6 +12,7 @@ from ...graphs import DecodeState
 from ...kernels.merge_drafts import merge_drafts
 from ...kernels.window import Window
 from ...profiling.floor import RoundShape, StepCost
+from ..speculative_methods import UNKNOWN_CONFIDENCE, Evidence
 from .base import BaseSpeculator
 
 
@@ -23,6 +24,9 @@ class EnsembleSpeculator(BaseSpeculator):
     """
 
     name: ClassVar[str] = "ensemble"
+    evidence: ClassVar[Evidence] = Evidence.PROBABILITY
+    draft_confidence: torch.Tensor | None = None
+    """What members leave in the order of the bucket is put beside the confidences of the others."""
 
     _tokens: torch.Tensor
     _count: torch.Tensor
@@ -36,6 +40,7 @@ class EnsembleSpeculator(BaseSpeculator):
         for member in self.members:
             member.expect_other_drafts()
         self.unseen = max(member.unseen for member in self.members)
+        self.confidence_reads_drafts = any(member.confidence_reads_drafts for member in self.members)
         self.lookahead = max(member.lookahead for member in self.members)
         self.target_states = tuple(sorted({layer for member in self.members for layer in member.target_states}))
 
@@ -46,6 +51,9 @@ class EnsembleSpeculator(BaseSpeculator):
         self._tokens = torch.full(shape, -1, dtype=torch.int32, device=device)
         self._confidence = torch.zeros(shape, dtype=torch.float32, device=device)
         self._count = torch.zeros(shape[:2], dtype=torch.int32, device=device)
+        for member, kept in zip(self.members, self._confidence, strict=True):
+            if member.evidence is Evidence.POSITION:
+                kept.fill_(UNKNOWN_CONFIDENCE)
         self._views = tuple(
             dataclasses.replace(
                 state,
@@ -62,6 +70,9 @@ class EnsembleSpeculator(BaseSpeculator):
         """Drafts with every method; the first that has drafts for a row fills in the row's."""
         for member, view in zip(self.members, self._views, strict=True):
             member.propose(view, bucket)
+            if member.draft_confidence is not None:
+                slots = state.slot_of_row[:bucket].long()
+                view.confidence.index_copy_(0, slots, member.draft_confidence[:bucket])
         merge_drafts(
             self._tokens,
             self._count,

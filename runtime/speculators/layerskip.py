@@ -12,11 +12,11 @@ from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
 from ...profiling.floor import RoundShape, StepCost, forward_cost
 from ..model_sizes import model_sizes
-from .base import BaseSpeculator
 from .drafting import DraftChooser, empty_window, part_of, step_window, window_width
+from .stepwise import StepwiseSpeculator
 
 
-class LayerSkipSpeculator(BaseSpeculator):
+class LayerSkipSpeculator(StepwiseSpeculator):
     """Early exit (LayerSkip, Elhoushi et al. 2024): the target without its upper layers is the drafter.
 
     The lower layers run once for the anchor and once for each draft, K + 1 times in all, and write their part of the
@@ -70,11 +70,10 @@ class LayerSkipSpeculator(BaseSpeculator):
         )
         self._chooser.allocate(state, width)
 
-    def propose(self, state: DecodeState, bucket: int) -> None:
-        """Drafts K tokens for every live row of the bucket, and runs the lower layers for the last of them too."""
+    def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
+        """Runs the lower layers for every anchor."""
         slot_of_row, width, narrow = state.slot_of_row[:bucket], self._width(bucket), window_width(bucket)
         window = part_of(self._anchor, bucket, width)._replace(slot_of_row=slot_of_row)
-        following = part_of(self._step, bucket, width)
         last = self._last[:narrow]
         pack_tail(
             state.tokens,
@@ -91,16 +90,21 @@ class LayerSkipSpeculator(BaseSpeculator):
             window.base,
             last,
         )
-        # The chooser stops where no draft can follow. The lower layers go one token further: the last draft is
-        # verified too. The one draft too many that the row so counts is cut off by the budget.
-        limit = state.limit + 1
         hidden = self._run_lower_layers(window).index_select(0, last)
         self._keep(slot_of_row, 0, hidden)
-        for step in range(self.num_speculative_tokens):
-            logits = self._target.logits(self._target.final_norm(hidden))[:bucket]
-            self._chooser.draft(state, step, logits, slot_of_row, following, limit)
-            hidden = self._run_lower_layers(following)[:narrow]
-            self._keep(slot_of_row, step + 1, hidden)
+        return hidden
+
+    def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Drafts from the lower layers' last output, and runs them for the draft: it is verified too."""
+        slot_of_row, following = state.slot_of_row[:bucket], part_of(self._step, bucket, self._width(bucket))
+        # The chooser stops where no draft can follow. The lower layers go one token further. The one draft too many
+        # that the row so counts is cut off by the budget.
+        limit = state.limit + 1
+        logits = self._target.logits(self._target.final_norm(hidden))[:bucket]
+        self._chooser.draft(state, step, logits, slot_of_row, following, limit)
+        hidden = self._run_lower_layers(following)[: window_width(bucket)]
+        self._keep(slot_of_row, step + 1, hidden)
+        return hidden
 
     def verify_hidden(self, state: DecodeState, window: Window) -> torch.Tensor:
         """The lower layers' outputs of the windows, [W, hidden]."""

@@ -19,6 +19,7 @@ class MedusaSpeculator(BaseSpeculator):
     """Head i drafts the token i + 2 places after the last one whose hidden state is known: the anchor's successors."""
 
     name: ClassVar[str] = "medusa"
+    confidence_reads_drafts = False
     lookahead = 1
 
     _kept: TargetStates

@@ -10,6 +10,7 @@ from ...graphs import DecodeState
 from ...graphs.buckets import power_of_two_at_least
 from ...kernels.ngram_propose import ngram_propose, reset_ngram
 from ...profiling.floor import RoundShape, StepCost, ngram_cost
+from ..speculative_methods import Evidence
 from .base import BaseSpeculator
 
 
@@ -21,6 +22,7 @@ class NgramSpeculator(BaseSpeculator):
     """
 
     name: ClassVar[str] = "ngram"
+    evidence: ClassVar[Evidence] = Evidence.POSITION
 
     _heads: torch.Tensor
     _links: torch.Tensor

@@ -120,6 +120,10 @@ class TargetStates:
         )
         return window, states, queries
 
+    def slot_of_row(self, bucket: int) -> torch.Tensor:
+        """int32 [B]: the slots of the rows that `pairs` packed anything for, the reserved one for the others."""
+        return self._window.slot_of_row[:bucket]
+
 
 def side_by_side(states: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """[W, n * hidden]; a single one is taken as it is."""

@@ -19,6 +19,10 @@ class VerificationPolicy(ABC):
     repeats_plain_text: ClassVar[Literal["always", "greedy", "never"]] = "greedy"
     """At which temperatures a seed gives the text that it gives without drafts, up to rounding."""
 
+    allows_any_budget: ClassVar[bool] = False
+    """Whether what is emitted does not depend on which drafts are verified, or nothing is promised of it. Otherwise,
+    where drafts are sampled, that must not follow from how they turned out."""
+
     def allocate(self, state: DecodeState) -> None:  # noqa: B027 - most rules keep nothing
         """Allocates what the rule keeps on the device, once, for the engine's `state`."""
 

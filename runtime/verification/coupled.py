@@ -17,6 +17,7 @@ class CoupledVerification(VerificationPolicy):
 
     name: ClassVar[str] = "coupled"
     repeats_plain_text = "always"
+    allows_any_budget = True
 
     def judge(self, state: DecodeState, bucket: int) -> None:
         """Accepts drafts while they equal the target's sample."""

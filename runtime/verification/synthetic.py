@@ -34,6 +34,7 @@ class SyntheticVerification(VerificationPolicy):
 
     name: ClassVar[str] = "synthetic"
     repeats_plain_text = "never"
+    allows_any_budget = True
 
     _rates: torch.Tensor
 

@@ -21,12 +21,16 @@ from draftgraph.kernels.accept_standard import accept_standard
 from draftgraph.kernels.accept_synthetic import accept_synthetic
 from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
+from draftgraph.kernels.choose_budget import choose_budget
 from draftgraph.kernels.commit import commit
 from draftgraph.kernels.compact_path import compact_path
 from draftgraph.kernels.compile_report import BANDWIDTH, LAUNCH_SECONDS, all_specs
 from draftgraph.kernels.draft_argmax import draft_argmax
 from draftgraph.kernels.draft_distribution import draft_distribution
 from draftgraph.kernels.embed_tokens import embed_tokens
+from draftgraph.kernels.estimate_acceptance import estimate_acceptance
+from draftgraph.kernels.keep_drafting import keep_drafting
+from draftgraph.kernels.learn_acceptance import learn_acceptance
 from draftgraph.kernels.linear import linear
 from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.moe_experts import moe_experts
@@ -141,6 +145,38 @@ def planning() -> dict[str, OpCase]:
         ),
         "pack_prefill": OpCase(
             lambda slot: pack_prefill(s.tokens, rows[slot], chunk_range, *chunk, *place), specs=["a chunk"]
+        ),
+    }
+
+
+def adapting() -> dict[str, OpCase]:
+    s = state()
+    widths = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.int32).to(DEVICE)
+    rows = [s.slot_of_row[slot : slot + 1] for slot in range(REPEATS)]
+    likely, ones = s.confidence + 0.5, torch.ones(16, device=DEVICE)
+    known = [likely.clone() for _ in range(3)]
+    weights, sums = ones[: DRAFTS + 1].clone(), ints(7, DRAFTS).long()
+    rounds, budget, stop, rate = ints(1), ints(1), ints(1), ones[:1].clone()
+    common = (s.finished, s.length, s.limit)
+    costs = (ones[:8].clone(), ones[: DRAFTS + 1].clone())
+    steps = (likely, widths, *costs, rounds, DRAFTS // 2, stop)
+    judged = (s.accepted, s.failed, s.finished, s.cu_tokens[:2])
+    kept = (s.running, likely.clone(), rounds, sums, weights)
+    more = (s.draft_count, s.draft_limit)
+    return {
+        "choose_budget": OpCase(
+            lambda slot: choose_budget(*common, *more, rows[slot], widths, likely, *costs, rounds, budget, rate),
+            specs=["1 row, 7 drafts"],
+        ),
+        "keep_drafting": OpCase(
+            lambda slot: keep_drafting(*common, s.draft_limit, rows[slot], *steps), specs=["1 row, 7 drafts"]
+        ),
+        "estimate_acceptance": OpCase(
+            lambda slot: estimate_acceptance(s.confidence, s.draft_count, rows[slot], weights, likely, *known),
+            specs=["8 drafts, learned"],
+        ),
+        "learn_acceptance": OpCase(
+            lambda slot: learn_acceptance(s.confidence, likely, *judged, rows[slot], *kept), specs=["1 row, 7 drafts"]
         ),
     }
 
@@ -348,6 +384,10 @@ GROUPS = {
     "moe_experts": mixtures,
     "plan_window": planning,
     "budget_topk": planning,
+    "choose_budget": adapting,
+    "keep_drafting": adapting,
+    "estimate_acceptance": adapting,
+    "learn_acceptance": adapting,
     "pack_window": planning,
     "pack_prefill": planning,
     "commit": ending,

@@ -27,6 +27,7 @@ from draftgraph.model_zoo.config import DecoderConfig
 from draftgraph.model_zoo.decoder import DecoderModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import family_of
+from draftgraph.runtime.loading import create_budget
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
@@ -89,7 +90,8 @@ def launches_of(setting: Setting, *, amd: bool = False) -> list[Launch]:
             speculator.allocate(state)
         policy = create_policy(speculative)
         policy.allocate(state)
-        builder = RoundBuilder(model, cache, state, speculator, policy)
+        budget = create_budget(state, speculative, speculator, policy)
+        builder = RoundBuilder(model, cache, state, speculator, policy, budget)
         entries = (*state.tokens.shape, MAX_LOGPROBS + 1)
         buffers = LogprobBuffers(
             torch.zeros(entries, device=device), torch.zeros(entries, dtype=torch.int32, device=device)

@@ -111,6 +111,9 @@ DRAFTER = "some/drafter"
 """Stands for whatever a method's `model` would be."""
 
 
+ADAPTIVE = ("enable_adaptive_verification", True)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One engine."""
@@ -142,6 +145,7 @@ def settings() -> Iterator[Setting]:
             yield Setting(name, dtype, 5, "standard", buckets=(1, 16))
     yield from _verification()
     yield from _sizes()
+    yield from _budgets()
     yield from _drafters()
     yield from _target_drafts()
 
@@ -174,6 +178,18 @@ def _sizes() -> Iterator[Setting]:
         lookup = (("prompt_lookup_min", shortest), ("prompt_lookup_max", longest))
         yield Setting(small, bf16, 5, "coupled", options=lookup, buckets=(1,))
     yield Setting(small, bf16, 5, "coupled", buckets=(3, 5, 12))
+
+
+def _budgets() -> Iterator[Setting]:
+    """Budgets that vary, over one row and many, with few drafts and many."""
+    small, bf16 = "SmolLM2-135M", torch.bfloat16
+    for drafts in (7, 1, 3, 15, 63):
+        buckets = (1, 4, 16) if drafts == 7 else (1, 16)
+        yield Setting(small, bf16, drafts, "standard", options=(ADAPTIVE,), buckets=buckets)
+    sampled = (ADAPTIVE, ("draft_sample_method", "probabilistic"))
+    by_rows = (("num_speculative_tokens_per_batch_size", ((1, 2, 5), (3, 16, 0))),)
+    for options in (sampled, by_rows):
+        yield Setting(small, bf16, 5, "standard", method="draft_model", drafter=small, options=options, buckets=(1, 16))
 
 
 def _drafters() -> Iterator[Setting]:
@@ -251,6 +267,7 @@ def sampled_settings(amd: bool) -> Iterator[Setting]:
             continue
         method = setting.method if setting.drafts else "none"
         shows: set[object] = {method, setting.head}
+        shows |= {(name, method) for name, _ in setting.options if name == ADAPTIVE[0]}
         if not amd:
             model = CHECKPOINTS[setting.checkpoint]
             shows |= {(model["model_type"], model["head_dim"]), (method, setting.rule)}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from acceptance_cases import random_arguments
+from adaptive_cases import choosing, estimating, keeping, learning
 from budget_cases import budget_arguments
 from draft_cases import block_arguments
 from op_checks import bits, clone, random_round, set_sampling_parameters
@@ -166,6 +167,10 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
     found = {
         "plan_window": DeviceCase("plan_window", plan),
         "budget_topk": DeviceCase("budget_topk", lambda seed: budget_arguments(seed, rows=5, num_drafts=7, budget=11)),
+        "choose_budget": DeviceCase("choose_budget", lambda seed: choosing(seed, rows=5, num_drafts=7)),
+        "keep_drafting": DeviceCase("keep_drafting", lambda seed: keeping(seed - seed % 7, rows=5, num_drafts=7)),
+        "estimate_acceptance": DeviceCase("estimate_acceptance", lambda seed: estimating(seed, rows=5, num_drafts=7)),
+        "learn_acceptance": DeviceCase("learn_acceptance", lambda seed: learning(seed, rows=5, num_drafts=7)),
         "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
         "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
         "pack_block": DeviceCase("pack_block", lambda seed: block_arguments(seed, rows=5, size=7, spare=5)),
@@ -202,7 +207,7 @@ def without_live_rows(case: DeviceCase, args: Sequence[Any]) -> None:
         given["prefill_slot"].copy_(slots)
 
 
-BY_SLOT = ("tokens", "accepted", "seed", "finished")
+BY_SLOT = ("tokens", "accepted", "seed", "finished", "confidence")
 """Arguments whose first dimension is the slots, the reserved one last; each op has one of them."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from draftgraph.graphs.capture_guard import check_function, fake_cuda
 from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.advance_draft import advance_draft
 from draftgraph.kernels.budget_topk import budget_topk
+from draftgraph.kernels.choose_budget import choose_budget
 from draftgraph.kernels.commit import commit
+from draftgraph.kernels.estimate_acceptance import estimate_acceptance
+from draftgraph.kernels.keep_drafting import keep_drafting
+from draftgraph.kernels.learn_acceptance import learn_acceptance
 from draftgraph.kernels.merge_drafts import merge_drafts
 from draftgraph.kernels.ngram_propose import ngram_propose
 from draftgraph.kernels.pack_block import pack_block
@@ -233,9 +238,32 @@ def merge(device: torch.device | str) -> None:
     merge_drafts(tokens, count, tokens.float(), s.finished, s.slot_of_row, s.draft_tokens, s.draft_count, s.confidence)
 
 
+def adapt(device: torch.device | str, name: str) -> None:
+    s = make_state(device)
+    weights, sums, rounds = s.confidence.new_ones(DRAFTS + 1), ints(device, 7, DRAFTS).long(), ints(device, 1)
+    other, costs, rate = s.confidence + 0.5, s.confidence.new_ones(DRAFTS + 1), s.confidence.new_ones(1)
+    rows = (s.finished, s.length, s.limit)
+    if name == "choose_budget":
+        widths = ints(device, 3) + 16
+        shared = (s.draft_count, s.draft_limit, s.slot_of_row, widths, other, costs[:3].contiguous(), costs)
+        choose_budget(*rows, *shared, rounds, ints(device, 1), rate)
+    elif name == "keep_drafting":
+        shared = (s.draft_limit, s.slot_of_row, other, ints(device, 3) + 16, costs[:3].contiguous(), costs, rounds)
+        keep_drafting(*rows, *shared, 1, ints(device, 1))
+    elif name == "estimate_acceptance":
+        estimate_acceptance(
+            s.confidence, s.draft_count, s.slot_of_row, weights, other, *(other.clone() for _ in range(3))
+        )
+    else:
+        judged = (s.accepted, s.failed, s.finished, s.cu_tokens, s.slot_of_row, s.running)
+        learn_acceptance(s.confidence, other, *judged, other.clone(), rounds, sums, weights)
+
+
+ADAPTIVE = ("choose_budget", "keep_drafting", "estimate_acceptance", "learn_acceptance")
 CASES: dict[str, Callable[[torch.device | str], None]] = {
     "plan_window": plan,
     "budget_topk": share,
+    **{name: partial(adapt, name=name) for name in ADAPTIVE},
     "pack_window": pack,
     "pack_prefill": chunk,
     "commit": lambda device: finish(device, pairs=False),

@@ -35,6 +35,7 @@ from draftgraph.model_zoo.mtp.model import MtpModel
 from draftgraph.model_zoo.placement import WeightBuilder, decoder_placements
 from draftgraph.model_zoo.registry import FAMILIES
 from draftgraph.model_zoo.rope import RopeConfig
+from draftgraph.runtime.loading import create_budget
 from draftgraph.runtime.rounds import LogprobBuffers, RoundBuilder
 from draftgraph.runtime.speculative_config import (
     DRAFT_SAMPLE_METHODS,
@@ -367,7 +368,7 @@ def fake_builder(
         speculator.allocate(state)
     policy = create_policy(spec)
     policy.allocate(state)
-    return RoundBuilder(model, cache, state, speculator, policy), state
+    return RoundBuilder(model, cache, state, speculator, policy, create_budget(state, spec, speculator, policy)), state
 
 
 def available_methods() -> list[str]:
@@ -442,6 +443,39 @@ def test_every_step_of_every_program_is_capture_safe(method, options, rule):
         for width in prefill_widths(exact=False):
             assert check_program(builder.prefill(width)) == 1
         assert state.tokens.device.type == "cuda"
+
+
+VARYING = [
+    {"method": "ngram", "enable_adaptive_verification": True},
+    {"method": "medusa", "model": "some/draft", "enable_adaptive_verification": True},
+    {"method": "dspark", "model": "some/draft", "enable_adaptive_verification": True},
+    *(
+        {**method, **budget}
+        for method in (
+            {"method": "draft_model", "model": "some/draft", "draft_sample_method": "probabilistic"},
+            {"method": "layerskip", "exit_layer": 1},
+            {"method": "eagle3", "model": "some/draft"},
+        )
+        for budget in (
+            {"enable_adaptive_verification": True},
+            {"num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 4, 0]]},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("options", VARYING, ids=str)
+def test_the_steps_of_rounds_of_varying_depth_are_capture_safe(options):
+    spec = SpeculativeConfig(**options, num_speculative_tokens=5)
+    stepwise = spec.method in ("draft_model", "layerskip", "eagle3")
+    with fake_cuda() as device:
+        builder, _ = fake_builder(spec, device)
+        for bucket in BUCKETS:
+            program = builder.round(bucket, verify_widths(bucket, 5))
+            names = [step.name for step in program.steps()]
+            drafts = [f"draft[{step}]" for step in range(5)] if stepwise else []
+            assert names[: names.index("budget")] == ["propose", *drafts]
+            assert check_program(program) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -92,6 +93,75 @@ def test_the_same_rounds_as_on_the_host(rounds, pick, switch, worker):
         executor.close()
 
 
+class Staged:
+    """A loop of several switches: each adds what its branch is to a row of tokens; a round ends with a 9."""
+
+    def __init__(self, rounds: int, picks: list[list[int]]) -> None:
+        self.state = s = make_state()
+        s.limit[0] = rounds
+        self.indices = [torch.zeros(1, dtype=torch.int32) for _ in picks]
+
+        def note(s: DecodeState, value: int) -> None:
+            s.tokens[0, s.length[1].long()] = value
+            s.length[1] += 1
+
+        def choose(number: int, s: DecodeState) -> None:
+            row = torch.tensor(picks[number], dtype=torch.int32)
+            self.indices[number].copy_(row[s.length[0].long() % len(row)])
+
+        def begin(s: DecodeState) -> None:  # may run again: a round starts where the last one ended
+            s.length[1] = s.accepted[0]
+            choose(0, s)
+
+        def between(number: int, s: DecodeState) -> None:
+            note(s, 7)
+            choose(number, s)
+
+        def end(s: DecodeState) -> None:
+            if not s.running:
+                return
+            note(s, 9)
+            s.accepted[0] = s.length[1]
+            s.length[0] += 1
+            s.running.copy_((s.length[:1] <= s.limit[:1]) & ~s.pause)
+
+        nodes: list = [Step("begin", begin)]
+        for number, index in enumerate(self.indices):
+            branches = tuple(Step(f"{number}.{b}", partial(note, value=b)) for b in range(2))
+            nodes.append(Switch(index, branches))
+            if number + 1 < len(picks):
+                nodes.append(Step(f"between {number}", partial(between, number + 1)))
+        self.program = Program("staged", While(s.running, Sequence(*nodes, Step("end", end))), s)
+        s.length[1] = 0
+        s.running.fill_(True)
+
+    def outcome(self) -> list:
+        s = self.state
+        return [s.tokens[0].tolist(), s.length.tolist(), s.accepted.tolist(), bool(s.running)]
+
+
+@given(
+    rounds=st.integers(1, 4),
+    picks=st.lists(st.lists(st.integers(-1, 2), min_size=1, max_size=3), min_size=1, max_size=3),
+    leave=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_bodies_of_several_switches(rounds, picks, leave):
+    """Left between two rounds and entered again, it goes on as if nothing had been."""
+    by_host, by_graph, executor = Staged(rounds, picks), Staged(rounds, picks), recorded_executor("round")
+    HostExecutor().run(by_host.program)
+    s = by_graph.state
+    if leave:
+        going = executor.rounds(by_graph.program)
+        next(going)
+        s.host.pause[0] = True
+        going.close()
+        s.host.pause[0] = False
+        s.running.fill_(bool(s.length[0] <= rounds))
+    executor.run(by_graph.program)
+    assert by_graph.outcome() == by_host.outcome()
+
+
 @pytest.mark.parametrize("switch", [False, True])
 def test_two_fixed_rounds_are_in_flight_and_one_that_must_be_chosen(switch):
     executor = WorkerExecutor("round", seconds_per_launch=0.002)
@@ -166,7 +236,6 @@ def nop(name: str) -> Step:
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        (lambda s: Sequence(*(Switch(s.width_index, (nop("a"),)) for _ in "ab")), "a second Switch in its loop"),
         (lambda s: Sequence(nop("a"), While(s.running, nop("b"))), "a While inside its loop"),
         (lambda s: Switch(s.width_index, (Switch(s.width_index, (nop("a"),)),)), "control flow inside a branch"),
     ],
@@ -189,8 +258,13 @@ def test_a_body_is_taken_apart_in_order():
     body = Sequence(Sequence(steps["a"], steps["b"]), switch, Sequence(steps["e"], Sequence(steps["f"])))
     parts = take_apart(Program("p", While(state.running, body), state))
     assert parts.before == (steps["a"], steps["b"])
-    assert parts.branches == ((steps["c"], steps["d"]), ())
-    assert parts.after == (steps["e"], steps["f"])
+    (stage,) = parts.stages
+    assert stage.switch is switch
+    assert stage.branches == ((steps["c"], steps["d"]), ())
+    assert stage.after == (steps["e"], steps["f"])
+    twice = Sequence(steps["a"], switch, steps["e"], Sequence(switch))
+    parts = take_apart(Program("p", While(state.running, twice), state))
+    assert [(s.switch, s.after) for s in parts.stages] == [(switch, (steps["e"],)), (switch, ())]
 
 
 def test_a_word_is_taken_apart_also_when_its_number_has_run_over():

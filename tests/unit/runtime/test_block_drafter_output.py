@@ -16,7 +16,7 @@ from test_draft_head_output import GREEDY, STOPPED, WARM, Toy, tokens
 from draftgraph import Engine, SamplingParams
 
 HEADS = {"dflash": toy.dflash, "dspark": toy.dspark}
-SAMPLES = 1500
+SAMPLES = 1200
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def plain(world):
         return {params: engine.generate(world.prompts, params) for params in (GREEDY, WARM, STOPPED)}
 
 
-@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (3, 2), (8, 4), (15, 2)])
+@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (6, 4), (15, 2)])
 @pytest.mark.parametrize("name", HEADS)
 def test_coupled_output_is_plain_decodings(world, plain, name, depth, batch):
     with world.engine(name, depth, rejection_sample_method="coupled", max_batch_size=batch) as engine:
@@ -156,7 +156,6 @@ def top_of_the_base():
     [
         (plain_block, "standard"),
         (top_of_the_base, "standard"),
-        pytest.param(reduced_vocabulary, "standard", marks=pytest.mark.slow),
         pytest.param(reduced_vocabulary, "block", marks=pytest.mark.slow),
     ],
 )

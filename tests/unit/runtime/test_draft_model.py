@@ -222,8 +222,8 @@ class TestBadInput:
         assert "1.00 times the plain speed if every draft were accepted, and at 0.74" in caplog.text
 
     def test_options_of_this_version(self, tiny_model_path, draft_path):
-        with pytest.raises(NotAvailableError, match="enable_adaptive_verification is not available"):
-            load(tiny_model_path, drafting(draft_path, 3, enable_adaptive_verification=True))
+        with pytest.raises(NotAvailableError, match="use_local_argmax_reduction is not available"):
+            load(tiny_model_path, drafting(draft_path, 3, use_local_argmax_reduction=True))
 
 
 def test_another_tokenizer_of_the_same_size_is_warned_of(tiny_model_path, tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from small_speculators import Oracle
 
 from draftgraph import Engine, SamplingParams
 from draftgraph.runtime.errors import ConfigError, NotAvailableError
-from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.speculative_config import METHODS, SpeculativeConfig
 from draftgraph.runtime.speculators import BaseSpeculator
 from draftgraph.runtime.speculators.draft_model import DraftModelSpeculator
 from draftgraph.runtime.speculators.ensemble import EnsembleSpeculator
@@ -143,6 +144,7 @@ def test_a_later_prompt_reuses_what_every_drafter_has_seen(tiny_model_path, opti
 def test_every_event_reaches_every_method():
     """What `BaseSpeculator` tells a method, the members of a list must hear too."""
     own = {"first_layer", "unseen", "lookahead", "target_states", "name", "verify_hidden", "expect_other_drafts"}
+    own.add("confidence_reads_drafts")  # a fact about each, of which the list makes one
     hooks = {name for name in vars(BaseSpeculator) if not name.startswith("_")} - own
     assert {"propose", "commit", "prefill", "observe", "observe_prompt", "admit", "finish", "clear"} <= hooks
     assert hooks - set(vars(EnsembleSpeculator)) == set()
@@ -207,7 +209,9 @@ class TestConfig:
         with pytest.raises(ConfigError, match=message):
             SpeculativeConfig.parse({"num_speculative_tokens": 3, **options})
 
-    def test_not_available(self):
+    def test_not_available(self, monkeypatch):
+        absent = dataclasses.replace(METHODS["dspark"], available=False)
+        monkeypatch.setattr("draftgraph.runtime.speculative_config.METHODS", {**METHODS, "dspark": absent})
         with pytest.raises(NotAvailableError, match=r"method 'dspark' .* is not available"):
             SpeculativeConfig(method=("ngram", "dspark"), model="x", num_speculative_tokens=2).require_available()
         config = SpeculativeConfig(

@@ -15,10 +15,11 @@ from draft_models import save_noisy_copy
 from worker_device import WorkerExecutor
 
 from draftgraph import Engine, SamplingParams
-from draftgraph.graphs import HostExecutor, Program
+from draftgraph.graphs import HostExecutor, Program, verify_widths
 from draftgraph.graphs.driver.protocol import ALLOWED_IN_BODY
 from draftgraph.graphs.recording_capture import recorded_executor
 from draftgraph.graphs.round_executor import take_apart
+from draftgraph.runtime.adaptive import AdaptiveBudget, BucketCosts, CostTable
 from draftgraph.runtime.engine_config import EngineConfig
 from draftgraph.runtime.loading import build_core, load_target
 from draftgraph.runtime.speculative_config import SpeculativeConfig
@@ -27,6 +28,9 @@ from draftgraph.runtime.speculators.draft_model import DraftModelSpeculator
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3, "model": "a noisy copy"}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+BY_ROWS = [[1, 1, 3], [2, 2, 0], [3, 4, 1]]
+ADAPTIVE = {"enable_adaptive_verification": True}
+COUPLED = {"rejection_sample_method": "coupled"}
 SPECS = {
     "plain": {"method": "none"},
     "ngram": NGRAM,
@@ -42,7 +46,30 @@ SPECS = {
     "ngram block": {**NGRAM, "rejection_sample_method": "block"},
     "draft_model": DRAFT_MODEL,
     "draft_model probabilistic": {**DRAFT_MODEL, "draft_sample_method": "probabilistic"},
+    # Under "standard" a sampled text depends on the drafts, and here those on the neighbours.
+    "draft_model by rows": {
+        **DRAFT_MODEL,
+        **COUPLED,
+        "num_speculative_tokens_per_batch_size": BY_ROWS,
+    },
+    "ngram adaptive": {**NGRAM, **ADAPTIVE, **COUPLED},
+    "draft_model adaptive": {**DRAFT_MODEL, **ADAPTIVE, **COUPLED},
+    "layerskip adaptive": {"method": "layerskip", "num_speculative_tokens": 4, "exit_layer": 1, **ADAPTIVE, **COUPLED},
+    "draft_model adaptive probabilistic": {**DRAFT_MODEL, **ADAPTIVE, "draft_sample_method": "probabilistic"},
 }
+
+
+def costs_of(config: EngineConfig) -> CostTable:
+    """Made up, so that nothing depends on the clock: verifying a wide window costs much, and drafting something."""
+    depth = config.speculative.num_speculative_tokens
+    found = {}
+    for bucket in config.buckets:
+        widths = verify_widths(bucket, depth)
+        draft = [0.2 + 0.1 * step * bucket for step in range(depth + 1)]
+        found[bucket] = BucketCosts.of([1 + 0.02 * width for width in widths], draft)
+    return CostTable.of(found)
+
+
 GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=5)
 PROMPTS = [
@@ -52,6 +79,8 @@ PROMPTS = [
     "The steam engine changed how people worked. " * 8,
     "a",
 ]
+ALONE = {"draft_model adaptive probabilistic": {"max_batch_size": 1, "prompts": PROMPTS[:2]}}
+"""Where drafts depend on the neighbours, and the text on the drafts, rows have none in the test of sampled text."""
 CAPTURED = ["round", "loop"]
 
 
@@ -66,7 +95,8 @@ def engine_with(path, executor, spec, *, ring=None, rounds_per_launch=None, **op
             save_noisy_copy(path, draft_path, 0.25)
     config = EngineConfig(speculative=SpeculativeConfig.parse(spec), **options)
     target = load_target(path, config, None)
-    core = build_core(target, config, executor=executor, ring=ring, rounds_per_launch=rounds_per_launch)
+    costs = costs_of(config) if config.speculative.enable_adaptive_verification else None
+    core = build_core(target, config, executor=executor, ring=ring, rounds_per_launch=rounds_per_launch, costs=costs)
     with Engine(target, core, config) as engine:
         yield engine
     if isinstance(executor, WorkerExecutor):
@@ -106,10 +136,11 @@ def check_loops(engine) -> None:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_same_tokens_in_every_bucket(tiny_model_path, spec, params):
     """Five requests over four slots: rows join and leave, and the last runs alone in the smallest bucket."""
-    wanted = outcomes(tiny_model_path, "host", SPECS[spec], params)
+    alone = ALONE.get(spec, {})
+    wanted = outcomes(tiny_model_path, "host", SPECS[spec], params, **alone)
     assert {reason for _, reason, _ in wanted} <= {"stop", "length"}
     for name in ALL:
-        assert outcomes(tiny_model_path, name, SPECS[spec], params) == wanted, name
+        assert outcomes(tiny_model_path, name, SPECS[spec], params, **alone) == wanted, name
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -181,7 +212,7 @@ def test_exact_runs_at_one_width_without_a_switch(tiny_model_path):
         assert outcomes(tiny_model_path, name, NGRAM, GREEDY, PROMPTS[:3], exact=True) == wanted
     with engine_with(tiny_model_path, make("round"), NGRAM, exact=True) as engine:
         loops = [program for program in engine._core.programs() if program.name.startswith("round")]
-        assert [take_apart(program).switch for program in loops] == [None]
+        assert [take_apart(program).stages for program in loops] == [()]
 
 
 def test_a_whole_greedy_ngram_answer_is_one_launch(tiny_model_path):
@@ -210,8 +241,11 @@ def touched(engine) -> dict[str, torch.Tensor]:
         tensors |= {f"cache of the drafter {name}": part for name, part in core._speculator._cache._asdict().items()}
     else:
         for name, value in vars(core._speculator or object).items():
-            if isinstance(value, torch.Tensor) and name != "_last":  # which every propose packs anew
+            if isinstance(value, torch.Tensor) and name not in ("_last", "_carried"):  # made anew by every propose
                 tensors[f"speculator {name}"] = value
+    if isinstance(core.budget, AdaptiveBudget):
+        kept = ("forecast", "rounds", "_weights", "_sums")
+        tensors |= {f"budget {name}": getattr(core.budget, name) for name in kept}
     if core._logprobs is not None:
         tensors |= {"logprobs": core._logprobs.values, "logprob tokens": core._logprobs.tokens}
     return tensors
@@ -306,12 +340,14 @@ def test_a_body_run_while_its_flag_is_false_changes_nothing_that_matters(tiny_mo
             if program.name != "round[2]":
                 continue
             parts = take_apart(program)
+            *drafting, verifying = parts.stages
+            drafts = [step for stage in drafting for step in (*stage.branches[0], *stage.after)]
             state.running.fill_(True)
-            run_steps(parts.before, state)  # a speculator may take note of what was committed; once
+            run_steps((*parts.before, *drafts), state)  # a speculator may take note of what was committed; once
             state.running.fill_(False)
             before = snapshot(engine)
-            for branch in parts.branches[int(state.width_index) :] or ((),):  # those that hold the window
-                run_steps((*parts.before, *branch, *parts.after), state)
+            for branch in verifying.branches[int(state.width_index) :] or ((),):  # those that hold the window
+                run_steps((*parts.before, *drafts, *branch, *verifying.after), state)
             changed = set(differing(engine, before, SCRATCH))
             caches = {name for name in before if name.startswith("cache")}
             assert changed <= {*caches, "logprobs", "logprob tokens"}

@@ -207,6 +207,7 @@ def test_inspect_tells_of_modules_inside_a_target_and_apart(made, tmp_path, styl
             "format": f"MTP, {LAYOUTS[style].title}, {plural}",
             "inside_target": inside,
             "num_speculative_tokens": count,
+            "block": None,
             "target_hidden_size": HIDDEN,
             "hidden_states": "the last, after the final norm",
             "vocabulary": f"all {VOCAB} tokens",

@@ -1,10 +1,11 @@
+import dataclasses
 import json
 
 import pytest
 
 from draftgraph.runtime.errors import ConfigError, DraftgraphError, NotAvailableError
 from draftgraph.runtime.speculative_config import SpeculativeConfig
-from draftgraph.runtime.speculative_methods import METHODS
+from draftgraph.runtime.speculative_methods import METHODS, Evidence
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 DRAFT = {"method": "draft_model", "model": "some/draft", "num_speculative_tokens": 4}
@@ -38,6 +39,15 @@ def test_lookup_range_defaults(given, expected):
 def test_names_of_other_engines():
     assert SpeculativeConfig.parse(NGRAM | {"method": "ngram_gpu"}).method == "ngram"
     assert SpeculativeConfig.parse({"method": "deepseek_mtp"}).method == "mtp"
+
+
+def test_methods_say_what_their_confidences_are():
+    assert METHODS["none"].evidence is Evidence.NONE
+    assert SpeculativeConfig.parse(NGRAM | {"enable_adaptive_verification": True}).traits.evidence is Evidence.POSITION
+    both = DRAFT | {"method": ["ngram", "draft_model"], "enable_adaptive_verification": True}
+    assert SpeculativeConfig.parse(both).traits.evidence is Evidence.PROBABILITY
+    drafting = {name for name, method in METHODS.items() if method.drafts and not method.user_class}
+    assert {name for name in drafting if METHODS[name].evidence is Evidence.NONE} == set()
 
 
 def test_round_trip_of_every_option_kind():
@@ -125,6 +135,12 @@ INVALID = [
         DRAFT | {"use_local_argmax_reduction": True, "draft_sample_method": "probabilistic"},
         r"use_local_argmax_reduction needs draft_sample_method 'greedy'",
     ),
+    (
+        {"method": "none", "enable_adaptive_verification": True},
+        r"enable_adaptive_verification needs a method that drafts, got 'none'",
+    ),
+    (NGRAM | {"enable_adaptive_verification": 1}, r"enable_adaptive_verification must be true or false, got 1"),
+    (NGRAM | {"adaptive_profile_context_len": 0}, r"adaptive_profile_context_len must be .*1.*got 0"),
     (NGRAM | {"rejection_sample_method": "synthetic"}, r"exactly one of .*rates.*length, got neither"),
     (
         NGRAM
@@ -292,8 +308,11 @@ class TestCheckpoint:
 
 
 class TestAvailability:
-    @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.available])
-    def test_unavailable_methods(self, method):
+    @pytest.mark.parametrize("method", ["mtp", "dspark"])
+    def test_unavailable_methods(self, monkeypatch, method):
+        """As a version would say it that knows the method and has not got it."""
+        absent = dataclasses.replace(METHODS[method], available=False)
+        monkeypatch.setattr("draftgraph.runtime.speculative_config.METHODS", {**METHODS, method: absent})
         config = SpeculativeConfig.parse({"method": method, "model": "x", "num_speculative_tokens": 2})
         with pytest.raises(NotAvailableError, match=f"'{method}'.*not available.*available: 'none', 'ngram'"):
             config.require_available()
@@ -305,7 +324,6 @@ class TestAvailability:
                 {"draft_sample_method": "probabilistic"},
                 r"'probabilistic' is not available.*'ngram'.*'greedy'",
             ),
-            ({"enable_adaptive_verification": True}, r"enable_adaptive_verification is not available"),
             ({"parallel_drafting": True}, r"parallel_drafting is not available.*False"),
             ({"use_local_argmax_reduction": True}, r"use_local_argmax_reduction is not available"),
         ],
