@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,8 +102,10 @@ def check_set_name(name: str) -> None:
     if not name.endswith(".jsonl"):
         accepted = ", ".join((*BUILT_IN, *PUBLISHED))
         raise ConfigError(f"there is no prompt set {name!r}; sets: {accepted}, or the path of a .jsonl file")
-    if not _is_text(name):
-        raise ConfigError(f"the path of a file of prompts must be valid text, to be named in a report; got {name!r}")
+    if not _is_one_line(name):
+        raise ConfigError(
+            f"the path of a file of prompts must be a line of text, to be named in a report; got {name!r}"
+        )
     if not Path(name).is_file():
         raise ConfigError(f"there is no file of prompts {name!r}")
 
@@ -173,8 +176,8 @@ def _json_lines(file: Path) -> list[tuple[int, Mapping[str, Any]]]:
 def _user_line(file: Path, number: int, line: Mapping[str, Any]) -> tuple[str, Prompt]:
     where = f"line {number} of {str(file)!r}"
     title = line.get("name", str(number))
-    if not isinstance(title, str) or not title or not _is_text(title):
-        raise ConfigError(f"{where}: 'name' must be a non-empty text, got {title!r}")
+    if not isinstance(title, str) or not title or not _is_one_line(title):
+        raise ConfigError(f"{where}: 'name' must be a line of text, got {title!r}")
     unknown = sorted(set(line) - {"name", "prompt", "messages"})
     if unknown or ("prompt" in line) == ("messages" in line):
         found = ", ".join(map(repr, line)) or "nothing"
@@ -199,10 +202,8 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
-def _is_text(name: str) -> bool:
-    """Whether it can be printed: JSON escapes and undecodable paths may hold half a character."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_one_line(name: str) -> bool:
+    """Whether it can be printed on a line: no control characters, no line breaks, and no half a character, which JSON
+    escapes and undecodable paths may hold.
+    """
+    return not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in name)

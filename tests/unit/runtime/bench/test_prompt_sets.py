@@ -53,8 +53,9 @@ def test_a_file_of_prompts(tmp_path):
         ('{"text": "x"}', "must hold either 'prompt', a text, or 'messages'.*; it holds 'text'"),
         ('{"prompt": "x", "messages": []}', "must hold either 'prompt'"),
         ('{"messages": [{"role": "user"}]}', "'messages' must be a list of objects with the texts 'role' and"),
-        ('{"prompt": "x", "name": 3}', "'name' must be a non-empty text, got 3"),
-        ('{"prompt": "x", "name": "\\ud800"}', r"'name' must be a non-empty text, got '\\ud800'"),
+        ('{"prompt": "x", "name": 3}', "'name' must be a line of text, got 3"),
+        ('{"prompt": "x", "name": "\\ud800"}', r"'name' must be a line of text, got '\\ud800'"),
+        ('{"prompt": "x", "name": "a\\nb"}', r"'name' must be a line of text, got 'a\\nb'"),
         ('{"prompt": "x", "name": "a"}\n{"prompt": "y", "name": "a"}', "two prompts of the set 'mine' are called 'a'"),
     ],
 )
@@ -66,7 +67,7 @@ def test_files_that_are_refused(tmp_path, text, message):
 
 
 def test_a_file_whose_name_cannot_be_printed():
-    with pytest.raises(ConfigError, match="must be valid text"):
+    with pytest.raises(ConfigError, match="must be a line of text"):
         load("\udc80.jsonl")
 
 
