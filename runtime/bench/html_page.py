@@ -68,7 +68,7 @@ def render(report: BenchReport) -> str:
         "<h2>By prompt set</h2>",
         _table("Speed and acceptance by prompt set", names, set_rows(report.methods)),
         f"<h2>Failed and timed out: {len(lost)}</h2>",
-        _list(lost) if lost else "<p>Every answer that was begun ended by itself.</p>",
+        _list(lost) if lost else "<p>No answer failed or timed out.</p>",
         "<h2>Plots</h2>",
         f'<div class="plots">{"".join(_plots(report.methods))}</div>',
         "<h2>Machine and settings</h2>",
