@@ -33,6 +33,11 @@ def cache_directory() -> Path:
     return Path(platformdirs.user_cache_dir("draftgraph"))
 
 
+def device_rates_directory() -> Path:
+    """Where what devices were measured to reach is kept, for all commands alike; it need not exist."""
+    return cache_directory() / "device-rates"
+
+
 def entry_path(key: str) -> Path:
     """The directory of the cached model `key`; it need not exist."""
     return cache_directory() / "models" / key

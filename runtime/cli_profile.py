@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cache import cache_directory
+from .cache import device_rates_directory
 from .cli_demo import PROMPT
 from .cli_support import EXIT_FAILED, DebugOption, engine_class, named, readable_errors, standard_output
 from .errors import ConfigError
@@ -127,8 +127,7 @@ def _measure(engine: Engine, request: Prompt, params: SamplingParams, *, again: 
     with terminal_progress() as progress:
         engine.warmup(named(progress, "warming up"))
         progress(0, 1, "measuring the device")
-        directory = cache_directory() / "device-rates"
-        rates = load_rates(directory, engine.config.torch_device, measured_dtypes(engine), again=again)
+        rates = load_rates(device_rates_directory(), engine.config.torch_device, measured_dtypes(engine), again=again)
         progress(1, 1, "measuring the device")
     engine.generate(request, params)
     return profile_answer(engine, request, params, rates)

@@ -13,7 +13,7 @@ import torch
 
 from ...graphs import compile_region
 from ...profiling.device_rates import load_rates
-from ..cache import cache_directory
+from ..cache import device_rates_directory
 from ..doctor import package_version
 from ..engine import Engine
 from ..errors import DraftgraphError
@@ -75,7 +75,7 @@ class Bench:
         """Loads every method, measures them in turn, and reports. Ctrl-C while measuring gives a partial report."""
         settings = engine_settings(None, self.options, self.engine_options)
         progress(0, 1, "measuring the device")
-        rates = load_rates(cache_directory() / "rates", settings.torch_device, (settings.torch_dtype,))
+        rates = load_rates(device_rates_directory(), settings.torch_device, (settings.torch_dtype,))
         progress(1, 1, "measuring the device")
         _load_libraries(compiles=settings.compile)
         with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from draftgraph import Engine
+from draftgraph.runtime.bench import session
 from draftgraph.runtime.bench.html_page import render
 from draftgraph.runtime.bench.options import BenchOptions
 from draftgraph.runtime.bench.session import Bench
@@ -64,6 +65,20 @@ def test_plain_and_ngram(run_bench):
 def plain_order(plain):
     keys = [answer.key for answer in plain.answers]
     return lambda answer: keys.index(answer.key)
+
+
+def test_the_limit_is_the_one_that_profile_keeps(run_bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    asked = []
+    known = session.load_rates
+
+    def load_rates(directory, *rest):
+        asked.append(directory)
+        return known(directory, *rest)
+
+    monkeypatch.setattr(session, "load_rates", load_rates)
+    run_bench(limit=1, max_tokens=2)
+    assert asked == [tmp_path / "device-rates"]
 
 
 def test_methods_take_turns_and_the_first_changes(run_bench, monkeypatch):
