@@ -16,8 +16,10 @@ from .costs import BucketCosts, CostTable
 REPLAYS = 7
 """Of each step; their median counts."""
 _WARM_UPS = 2
-_BATCH = 3
-"""Runs between two looks at the device, so that the look is a small part of what is timed."""
+_LEAST = 2e-3
+"""Seconds between two looks at the device, so that the look is a small part of what is timed."""
+_MOST_RUNS = 4
+"""Of a step between two looks."""
 
 
 def measure_costs(
@@ -95,17 +97,18 @@ def _fill_windows(state: DecodeState, bucket: int, tokens: int) -> None:
 
 def _milliseconds(program: Program, step: Step, state: DecodeState, executor: Executor) -> float:
     alone = Program(f"{program.name} {step.name}", step, state)
-    for _ in range(_WARM_UPS):
-        executor.run(alone)
-    times = []
-    for _ in range(REPLAYS):
+
+    def seconds(runs: int) -> float:
         bool(state.running)  # waits until the device is idle
         start = time.perf_counter()
-        for _ in range(_BATCH):
+        for _ in range(runs):
             executor.run(alone)
         bool(state.running)
-        times.append((time.perf_counter() - start) / _BATCH)
-    return 1e3 * statistics.median(times)
+        return (time.perf_counter() - start) / runs
+
+    warm = [seconds(1) for _ in range(_WARM_UPS)][-1]
+    runs = 1 if warm > _LEAST else _MOST_RUNS
+    return 1e3 * statistics.median(seconds(runs) for _ in range(REPLAYS))
 
 
 def costs_key(parts: Mapping[str, object]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy_language as toy
 from draft_models import save_noisy_copy
 from small_speculators import Successor
 from test_draft_head_output import Toy
@@ -69,6 +70,7 @@ def places(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     noisy, same = world.path / "noisy", world.path / "same"
     save_noisy_copy(tiny_model_path, noisy, 0.25)
     save_noisy_copy(tiny_model_path, same, 0.0)
+    blocks = Toy(tmp_path_factory.mktemp("blocks"), {"dflash": toy.dflash, "dspark": toy.dspark})
     head = world.heads["eagle3"].spec
     depth = {"num_speculative_tokens": 4}
     return {
@@ -77,6 +79,10 @@ def places(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         "list": (tiny_model_path, {"method": ["ngram", "draft_model"], "model": str(noisy), **depth}),
         "itself": (tiny_model_path, {"method": "draft_model", "model": str(same), **depth}),
         "eagle3": (world.path / "target", {**head, "model": str(world.path / "eagle3"), **depth}),
+        **{
+            name: (blocks.path / "target", {**of.spec, "model": str(blocks.path / name), **depth})
+            for name, of in blocks.heads.items()
+        },
     }
 
 
@@ -90,7 +96,7 @@ def plain(places: dict[str, tuple[Path, dict[str, Any]]]) -> dict[tuple[Path, Sa
     return found
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "list", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "list", "eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize("costs", COSTS)
 def test_the_text_is_plain_decodings_whatever_rounds_cost(places, plain, method, costs):
     path, spec = places[method]
@@ -252,6 +258,21 @@ def test_what_was_learned_outlives_the_engine(places):
         assert engine.export_acceptance() is None
         with pytest.raises(ConfigError, match="set enable_adaptive_verification"):
             engine.import_acceptance(learned)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "evidence"),
+    [("dflash", "current round", Evidence.PROBABILITY), ("dspark", "previous rounds", Evidence.SURVIVAL)],
+)
+def test_drafts_of_one_pass_may_be_seen_and_a_confidence_head_is_believed(places, method, rule, evidence):
+    path, spec = places[method]
+    with engine_of(path, {**spec, **ADAPTIVE, "draft_sample_method": "probabilistic"}) as engine:
+        budget, speculator = engine._core.budget, engine._core.speculator
+        assert budget.rule.name == rule
+        has_head = speculator.draft_confidence is not None
+        assert budget.evidence is (evidence if has_head else Evidence.PROBABILITY)
+        assert (engine.export_acceptance() is None) == (budget.evidence is Evidence.SURVIVAL)
+        engine.generate(PROMPTS, WARM)
 
 
 def test_a_list_keeps_the_confidences_of_every_method(places):
