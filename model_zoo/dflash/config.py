@@ -171,8 +171,6 @@ def block_fields(
     if fields.flag("shift_label", False) and not from_anchor:
         raise UnsupportedModelError("shift_label true without sample_from_anchor; supported: false")
     inner = hf.get("transformer_layer_config") if published else hf
-    if not isinstance(inner, Mapping):
-        raise CheckpointError(f"transformer_layer_config of the draft head must describe its layers, got {inner!r}")
     layers = _sliding(layers_config(inner, tensors), fields)
     _require_uniform(layers)
     draft_vocab = fields.size("draft_vocab_size", layers.vocab_size)
@@ -291,7 +289,7 @@ def checked(config: Any, tensors: Mapping[str, StoredTensor]) -> Any:
         )
     fc = tensors.get("fc.weight")
     if fc is not None and fc.shape != (hidden, config.state_size):
-        columns = fc.shape[-1] / config.target_hidden_size
+        columns = (fc.shape or (0,))[-1] / config.target_hidden_size
         raise CheckpointError(
             f"fc.weight of the {name} head has shape {list(fc.shape)}, which reads {columns:g} hidden states of "
             f"{config.target_hidden_size}, but its configuration makes it {[hidden, config.state_size]}: "
