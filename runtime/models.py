@@ -138,6 +138,11 @@ def _checked_directory(path: Path, pickles: bool = False) -> Path:
     if not any(any(path.glob(pattern)) for pattern in accepted):
         formats = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".gguf")})
         found = f", only {', '.join(formats)} files" if formats else ""
+        if pickles:
+            raise ModelNotFoundError(
+                f"the directory {str(path)!r} has no weights{found}; those of draft heads are read from safetensors, "
+                ".bin or .pt files"
+            )
         raise ModelNotFoundError(
             f"the directory {str(path)!r} has no safetensors{found}; weights are read from safetensors, or "
             "from a GGUF file given by its path"

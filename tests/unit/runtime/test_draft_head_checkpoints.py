@@ -330,6 +330,15 @@ def test_a_pickle_cut_short(tmp_path):
             open_draft(tmp_path)
 
 
+def test_a_head_without_weights(target, tmp_path):
+    path = eagle(VOCAB).save(tmp_path)
+    (path / "model.safetensors").unlink()
+    (path / "model.gguf").touch()
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 2
+    assert "has no weights, only .gguf files; those of draft heads are read from safetensors, .bin or" in result.output
+
+
 def test_heads_merged_with_their_model(target, tmp_path):
     draft, base = medusa(VOCAB), load_file(target / "model.safetensors")
     draft.tensors = {**base, **{f"medusa_head.{name}": tensor for name, tensor in draft.tensors.items()}}
