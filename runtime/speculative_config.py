@@ -150,7 +150,7 @@ class SpeculativeConfig:
         self._check_adaptive()
         self._check_synthetic()
         if self.num_speculative_tokens_per_batch_size is not None:
-            ranges = _checked_ranges(self.num_speculative_tokens_per_batch_size, self.num_speculative_tokens)
+            ranges = _checked_ranges(self.num_speculative_tokens_per_batch_size, self._depth)
             self._set("num_speculative_tokens_per_batch_size", ranges)
 
     def check_checkpoint(
@@ -247,6 +247,11 @@ class SpeculativeConfig:
     def keeps_draft_probs(self) -> bool:
         """Whether verification needs the distribution that each draft was sampled from."""
         return self.draft_sample_method == "probabilistic" and self.rejection_sample_method in _DISTRIBUTION_RULES
+
+    @property
+    def _depth(self) -> int | None:
+        """`K`, as far as it is known: without a method that drafts it is 0."""
+        return self.num_speculative_tokens if self.traits.drafts else 0
 
     def draft_limits(self, max_rows: int) -> tuple[int, ...]:
         """The most drafts per row for 0 to `max_rows` live rows: `max_rows + 1` values.
@@ -391,7 +396,7 @@ class SpeculativeConfig:
                 f"rejection_sample_method 'synthetic' needs exactly one of {' and '.join(options)}, got "
                 f"{'both' if given else 'neither'}"
             )
-        depth = self.num_speculative_tokens
+        depth = self._depth
         if self.synthetic_acceptance_rates is not None:
             rates = _checked_rates(self.synthetic_acceptance_rates, depth)
             self._set("synthetic_acceptance_rates", rates)

@@ -90,7 +90,11 @@ class Fields:
     """The fields of a config.json, in the part that is for the drafter or beside it."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
-        self._parts = (hf.get("dflash_config") or {}, hf)
+        """Raises `CheckpointError` where the drafter's own part is none."""
+        part = hf.get("dflash_config") or {}
+        if not isinstance(part, Mapping):
+            raise CheckpointError(f"dflash_config of the draft head must hold its fields by name, got {part!r}")
+        self._parts = (part, hf)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of some names that is given, of the drafter's own part first."""
@@ -106,6 +110,20 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             raise CheckpointError(f"config.json of the draft head must give {names[0]} as an integer, got {value!r}")
         return value
+
+    def size(self, name: str, default: int) -> int:
+        """A positive integer; raises `CheckpointError` for anything else."""
+        value = self.get(name, default=default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{name} of the draft head must be a positive integer, got {value!r}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false; raises `CheckpointError` for anything else."""
+        value = self.get(name, default=default)
+        if value not in (True, False):
+            raise CheckpointError(f"{name} of the draft head must be true or false, got {value!r}")
+        return bool(value)
 
 
 def read_config(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], numbering: str | None) -> DFlashConfig:
@@ -149,22 +167,22 @@ def block_fields(
     for name in _UNSUPPORTED:
         if fields.get(name, default=False):
             raise UnsupportedModelError(f"{name} {fields.get(name)!r} in a draft head; supported: false")
-    from_anchor = bool(fields.get("sample_from_anchor", default=from_anchor))
-    if fields.get("shift_label", default=False) and not from_anchor:
+    from_anchor = fields.flag("sample_from_anchor", from_anchor)
+    if fields.flag("shift_label", False) and not from_anchor:
         raise UnsupportedModelError("shift_label true without sample_from_anchor; supported: false")
     inner = hf.get("transformer_layer_config") if published else hf
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"transformer_layer_config of the draft head must describe its layers, got {inner!r}")
     layers = _sliding(layers_config(inner, tensors), fields)
     _require_uniform(layers)
-    draft_vocab = fields.get("draft_vocab_size", default=layers.vocab_size)
+    draft_vocab = fields.size("draft_vocab_size", layers.vocab_size)
     block = fields.integer("block_size")
     return {
         "format": f"{method}, {'speculators' if published else 'original'}",
         "depth": block - (not from_anchor),
         "vocab_size": layers.vocab_size,
         "draft_vocab_size": draft_vocab,
-        "target_hidden_size": fields.get("target_hidden_size", default=layers.hidden_size),
+        "target_hidden_size": fields.size("target_hidden_size", layers.hidden_size),
         "layers": layers,
         "aux": _aux_layers(fields, hf, layers, numbering),
         "block_size": block,
@@ -194,7 +212,7 @@ def _require_uniform(layers: DecoderConfig) -> None:
 
 def _sliding(layers: DecoderConfig, fields: Fields) -> DecoderConfig:
     """With `use_swa` layers slide over `swa_window_size` positions: those that layer_types names, or else all."""
-    if not fields.get("use_swa", default=False):
+    if not fields.flag("use_swa", False):
         return layers
     window = fields.get("swa_window_size", default=layers.sliding_window)
     if not isinstance(window, int) or window < 1:
@@ -212,10 +230,9 @@ def _causal(fields: Fields, layers: DecoderConfig, speculators: bool) -> tuple[b
     The original layout has one flag for all of them. In that of speculators full layers never are, and sliding ones
     are unless `sliding_window_non_causal` says otherwise.
     """
-    given = fields.get("causal")
-    if given is not None:
-        return (bool(given),) * layers.num_layers
-    sliding = speculators and not fields.get("sliding_window_non_causal", default=False)
+    if fields.get("causal") is not None:
+        return (fields.flag("causal", False),) * layers.num_layers
+    sliding = speculators and not fields.flag("sliding_window_non_causal", False)
     return tuple(sliding and kind == "sliding_attention" for kind in layers.layer_types)
 
 

@@ -57,13 +57,13 @@ def read_config(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], numb
     kind, rank = str(fields.get("markov_head_type", default="vanilla")), fields.get("markov_rank", default=0)
     if kind not in MARKOV_HEADS:
         raise UnsupportedModelError(f"markov_head_type {kind!r}; supported: {', '.join(MARKOV_HEADS)}")
-    if not isinstance(rank, int) or rank < 0:
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         raise CheckpointError(f"markov_rank must be an integer of at least 0, got {rank!r}")
     projection = tensors.get("confidence_head.proj.weight")
     hidden = common["layers"].hidden_size
     with_markov = projection is not None and rank > 0 and projection.shape[-1] == hidden + rank
-    with_markov = bool(fields.get("confidence_head_with_markov", default=with_markov))
-    has_confidence = bool(fields.get("enable_confidence_head", default=projection is not None))
+    with_markov = fields.flag("confidence_head_with_markov", with_markov)
+    has_confidence = fields.flag("enable_confidence_head", projection is not None)
     if has_confidence and with_markov and rank == 0:
         raise CheckpointError("confidence_head_with_markov needs a Markov head, but markov_rank is 0")
     config = DSparkConfig(

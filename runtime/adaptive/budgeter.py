@@ -28,6 +28,11 @@ from .budget import Budget
 from .costs import CostTable
 from .rules import BudgetRule
 
+_MOST_OMEGA = 1e6
+"""The most that is taken for a weight that was learned."""
+_MOST_ROUNDS = 2**30
+"""The most that are taken to have gone before; they are counted on in an int32."""
+
 
 class _Costs(NamedTuple):
     """Of one bucket, on the device."""
@@ -176,28 +181,32 @@ class AdaptiveBudget(Budget):
         if self._weights is None:
             return None
         omega, *beta = self._weights.tolist()
-        return {"omega": omega, "beta": beta}
+        return {"omega": omega, "beta": beta, "rounds": int(self.rounds)}
 
     def load(self, learned: Mapping[str, Any]) -> None:
-        """Takes what `export` gave, perhaps of another number of drafts: later positions are as the last one known.
+        """Takes what `export` gave, perhaps of fewer drafts: later positions are as the last one known, and rounds look
+        around as if they were the first ones. Otherwise they go on where the others ended.
 
         Raises `ConfigError` for anything else, or where nothing is learned.
         """
         if self._weights is None or self._sums is None:
             raise ConfigError("this drafter says itself how sure it is: there is nothing to load")
-        omega, beta = learned.get("omega"), learned.get("beta")
+        parts = learned if isinstance(learned, Mapping) else {}
+        omega, beta, rounds = parts.get("omega"), parts.get("beta"), parts.get("rounds", 0)
         numbers = [omega, *beta] if isinstance(beta, (list, tuple)) and beta else []
-        known = [float(n) for n in numbers if isinstance(n, (int, float)) and -MOST_BETA <= n <= 1e6]
-        if not known or len(known) < len(numbers) or known[0] < 0 or max(known[1:]) > MOST_BETA:
+        known = [float(n) for n in numbers if type(n) in (int, float) and -MOST_BETA <= n <= _MOST_OMEGA]
+        sound = bool(known) and len(known) == len(numbers) and known[0] >= 0 and max(known[1:]) <= MOST_BETA
+        if not sound or type(rounds) is not int or rounds < 0:
             raise ConfigError(
-                f"what was learned must be omega, at least 0, and a list beta of numbers within {MOST_BETA}, "
-                f"got {dict(learned)!r}"
+                f"what was learned must be omega, from 0 to {_MOST_OMEGA:g}, a list beta of numbers within "
+                f"{MOST_BETA:g}, and the number of rounds, as export_acceptance gives them, got {learned!r}"
             )
         drafts = self._weights.shape[0] - 1
         padded = [*known[1:], *[known[-1]] * drafts][:drafts]
         self._weights.copy_(torch.tensor([known[0], *padded], dtype=torch.float32))
         self._sums.zero_()
         self._sums[-1, : len(known) - 1] = LEAST_LABELS * LABEL
+        self.rounds.fill_(min(rounds, _MOST_ROUNDS) if len(known) > drafts else 0)
 
     def _estimate(self, state: DecodeState, bucket: int) -> None:
         rows = state.slot_of_row[:bucket]

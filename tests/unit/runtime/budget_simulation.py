@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from draftgraph.graphs import DecodeState, StateShape, verify_widths
+from draftgraph.graphs.buckets import power_of_two_at_least
 from draftgraph.runtime.adaptive import CURRENT_ROUND, AdaptiveBudget, BucketCosts, BudgetRule, CostTable
 from draftgraph.runtime.speculative_methods import Evidence
 
@@ -25,14 +26,15 @@ DRAFT = {
 
 
 def costs_of(name: str, rows: int, depth: int) -> BucketCosts:
-    """Of a bucket of so many rows."""
-    verify = [VERIFY[name](width) for width in verify_widths(rows, depth)]
-    step = DRAFT[name](rows)
+    """Of the bucket in which so many rows decode."""
+    bucket = power_of_two_at_least(rows)
+    verify = [VERIFY[name](width) for width in verify_widths(bucket, depth)]
+    step = DRAFT[name](bucket)
     return BucketCosts.of(verify, [step * (0.5 + n) for n in range(depth + 1)])
 
 
 class Simulation:
-    """One bucket, all of whose rows go on for ever."""
+    """Rows that go on for ever, in the bucket that holds them."""
 
     def __init__(
         self,
@@ -49,32 +51,34 @@ class Simulation:
         """
         self.costs, self.truth, self.spread = costs, truth, spread
         self.rows, self.depth = truth.shape
-        self.widths = verify_widths(self.rows, self.depth)
+        self.bucket = power_of_two_at_least(self.rows)
+        self.widths = verify_widths(self.bucket, self.depth)
         self.rng = np.random.default_rng(seed)
         shape = StateShape(
-            slots=self.rows,
+            slots=self.bucket,
             context=64,
             num_drafts=self.depth,
             vocab_size=2,
-            max_bucket=self.rows,
+            max_bucket=self.bucket,
             max_width=self.widths[-1],
         )
         self.state = state = DecodeState.allocate(shape, dtype=torch.float32, device="cpu")
-        state.slot_of_row.copy_(torch.arange(self.rows))
+        state.slot_of_row[:] = state.reserved_slot
+        state.slot_of_row[: self.rows] = torch.arange(self.rows)
         state.finished[: self.rows] = False
         state.length[:], state.limit[:], state.running[:] = 4, 60, True
         self.budget = AdaptiveBudget(state, evidence=evidence, rule=rule)
-        self.budget.set_costs(CostTable({self.rows: costs}), {self.rows: self.widths})
+        self.budget.set_costs(CostTable({self.bucket: costs}), {self.bucket: self.widths})
         self._widths = torch.tensor(self.widths, dtype=torch.int32)
         self.tokens = self.cost = self.verified = 0.0
 
     def round(self) -> None:
         """Drafts as far as the budget goes on, verifies what it says, and draws what stands."""
-        state, rows, budget = self.state, self.rows, self.budget
+        state, rows, bucket, budget = self.state, self.rows, self.bucket, self.budget
         logit = np.log(self.truth / (1 - self.truth)) + self.spread * self.rng.normal(size=self.truth.shape)
         chance = 1 / (1 + np.exp(-logit))
         state.draft_count[:rows] = 0
-        budget.keep(state, rows, 0)
+        budget.keep(state, bucket, 0)
         steps = 0
         while steps < self.depth and not int(budget.stop):
             if budget.evidence is not Evidence.POSITION:
@@ -82,12 +86,12 @@ class Simulation:
             steps += 1
             state.draft_count[:rows] = steps
             if steps < self.depth:
-                budget.keep(state, rows, steps)
-        budget.plan(state, rows, self._widths)
-        verified = np.diff(state.cu_tokens.numpy()) - 1
+                budget.keep(state, bucket, steps)
+        budget.plan(state, bucket, self._widths)
+        verified = np.diff(state.cu_tokens.numpy()[: rows + 1]) - 1
         stands = np.cumprod(self.rng.random(chance.shape) < chance, 1).sum(1)
         state.accepted[:rows] = torch.from_numpy(np.minimum(stands, verified)).int()
-        budget.note(state, rows)
+        budget.note(state, bucket)
         survival = np.cumprod(chance, 1) * (np.arange(self.depth) < verified[:, None])
         self.tokens += rows + float(survival.sum())
         self.cost += self.costs.draft[steps] + self.costs.verify[int(state.width_index)]
@@ -106,7 +110,7 @@ class Simulation:
 def best_fixed(costs: BucketCosts, truth: np.ndarray) -> float:
     """Milliseconds per token of the best number of drafts that is the same for all rows, none included."""
     rows, depth = truth.shape
-    widths, survival = verify_widths(rows, depth), np.cumprod(truth, 1)
+    widths, survival = verify_widths(power_of_two_at_least(rows), depth), np.cumprod(truth, 1)
     found = []
     for drafts in range(depth + 1):
         index = next(i for i, width in enumerate(widths) if width >= rows * (drafts + 1))

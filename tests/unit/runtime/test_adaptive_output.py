@@ -242,18 +242,25 @@ def test_what_was_learned_outlives_the_engine(places):
         learned = json.loads(json.dumps(engine.export_acceptance()))
     assert fresh["omega"] == 0.5
     assert fresh["beta"] == pytest.approx([-0.2] * 4)
-    assert learned != fresh
+    assert learned["beta"] != fresh["beta"]
+    assert learned["rounds"] > fresh["rounds"] == 0
     with engine_of(path, {**spec, **ADAPTIVE}) as engine:
         engine.import_acceptance(learned)
         assert engine.export_acceptance() == learned
-        engine.import_acceptance({"omega": 1.0, "beta": [0.5]})
-        assert engine.export_acceptance() == {"omega": 1.0, "beta": [0.5] * 4}
+        engine.import_acceptance({"omega": 1.0, "beta": [0.5], "rounds": 700})
+        unfolded = {"omega": 1.0, "beta": [0.5] * 4, "rounds": 0}
+        assert engine.export_acceptance() == unfolded
         for wrong in ({}, {"omega": -1.0, "beta": [0.0]}, {"omega": 1.0, "beta": []}, {"omega": 1, "beta": [99.0]}):
             with pytest.raises(ConfigError, match="what was learned must be omega"):
                 engine.import_acceptance(wrong)
-        for wrong in ({"omega": float("nan"), "beta": [0.0]}, {"omega": 1.0, "beta": ["x"]}):
+        strange = ({"omega": float("nan"), "beta": [0.0]}, {"omega": 1.0, "beta": ["x"]}, {"omega": 1, "beta": [True]})
+        for wrong in strange:
             with pytest.raises(ConfigError, match="what was learned must be omega"):
                 engine.import_acceptance(wrong)
+        for wrong in (None, [1.0], json.dumps(learned), {**learned, "rounds": -1}, {**learned, "rounds": 2.5}):
+            with pytest.raises(ConfigError, match="as export_acceptance gives them, got"):
+                engine.import_acceptance(wrong)
+        assert engine.export_acceptance() == unfolded
     with engine_of(path, spec) as engine:
         assert engine.export_acceptance() is None
         with pytest.raises(ConfigError, match="set enable_adaptive_verification"):

@@ -4,6 +4,8 @@ rows differ. And what it learns by itself makes rounds cheaper.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from budget_simulation import VERIFY, Simulation, best_fixed, costs_of
@@ -33,7 +35,7 @@ def mixed(rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", [CURRENT_ROUND, PREVIOUS_ROUNDS], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 11, 16])
 @pytest.mark.parametrize("name", VERIFY)
 def test_it_never_loses_two_percent_to_the_best_fixed_depth(name, rows, rule):
     costs = costs_of(name, rows, DEPTH)
@@ -102,3 +104,15 @@ def test_a_drafter_whose_acceptance_falls_verifies_fewer_tokens_for_the_same_out
     everything = 4 * (1 + DEPTH) / (4 + np.cumprod(truth, 1).sum())
     assert work.verified / work.tokens < 0.6 * everything
     assert cost < 0.6 * (costs.draft[DEPTH] + costs.verify[-1]) / (4 + np.cumprod(truth, 1).sum())
+
+
+@pytest.mark.parametrize("evidence", [Evidence.PROBABILITY, Evidence.POSITION])
+def test_what_was_learned_serves_from_the_first_round_after_a_restart(evidence):
+    """Nothing is looked for again that the engine before had seen."""
+    costs, truth = costs_of("float32 on a CPU", 4, DEPTH), rows_of(PROFILES["falling"], 4)
+    before, cold, restarted = (Simulation(costs, truth, evidence=evidence) for _ in range(3))
+    before.run(1, warm_up=299)
+    restarted.budget.load(json.loads(json.dumps(before.budget.export())))
+    first = restarted.run(99)
+    assert first <= 1.02 * before.run(99)
+    assert first < 0.98 * cold.run(99)

@@ -163,6 +163,26 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
         lambda: change(dflash(VOCAB, speculators=True), transformer_layer_config=None),
         "transformer_layer_config of the draft head must describe its layers, got None",
     ),
+    "a part that is none": (
+        lambda: change(dflash(VOCAB), dflash_config=[1, 3]),
+        r"dflash_config of the draft head must hold its fields by name, got \[1, 3\]",
+    ),
+    "a vocabulary's size in words": (
+        lambda: change(dflash(VOCAB), draft_vocab_size="many"),
+        "draft_vocab_size of the draft head must be a positive integer, got 'many'",
+    ),
+    "a target of no size": (
+        lambda: change(dspark(VOCAB), target_hidden_size=0),
+        "target_hidden_size of the draft head must be a positive integer, got 0",
+    ),
+    "a flag that is none": (
+        lambda: change(dspark(VOCAB), enable_confidence_head="yes"),
+        "enable_confidence_head of the draft head must be true or false, got 'yes'",
+    ),
+    "architectures that are none": (
+        lambda: change(dflash(VOCAB), architectures=3, block_size=None),
+        "must give block_size as an integer, got None",
+    ),
     "no block size": (lambda: change(dflash(VOCAB), block_size=None), "must give block_size as an integer, got None"),
     "hidden sizes": (
         lambda: change(dflash(VOCAB, speculators=True, own=True), target_hidden_size=48),

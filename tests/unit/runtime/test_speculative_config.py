@@ -159,6 +159,18 @@ INVALID = [
         NGRAM | {"rejection_sample_method": "block", "synthetic_acceptance_rates": [1, 1, 1, 1]},
         r"synthetic_acceptance_rates needs .* cannot go together with 'block'",
     ),
+    (
+        {"method": "none", "num_speculative_tokens_per_batch_size": [[1, 2, 0], [3, 4, 1]]},
+        r"K of \[3, 4, 1\] exceeds num_speculative_tokens \(0\)",
+    ),
+    (
+        {"method": "none", "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]},
+        r"synthetic_acceptance_rates needs num_speculative_tokens = 0 values, got 1",
+    ),
+    (
+        {"method": "none", "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2},
+        r"synthetic_acceptance_length must be in \[1, 1\], got 2",
+    ),
     ({"suffix_decoding_min_token_prob": 1.5, "method": "suffix"}, r"in \[0, 1\], got 1\.5"),
     ({"suffix_decoding_max_spec_factor": -1, "method": "suffix"}, r"at least 0, got -1"),
     ({"suffix_decoding_max_tree_depth": None, "method": "suffix"}, r"must be an integer, got None"),

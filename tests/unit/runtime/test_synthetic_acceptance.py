@@ -34,17 +34,17 @@ def test_conditional_rates():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "rates"),
+    ("option", "value", "temperature", "rates"),
     [
-        ("synthetic_acceptance_length", 3.5, (1.0, 1.0, 0.5, 0.0)),
-        ("synthetic_acceptance_rates", [0.9, 0.6, 0.3, 0.1], (0.9, 0.6, 0.3, 0.1)),
+        ("synthetic_acceptance_length", 3.5, 0.0, (1.0, 1.0, 0.5, 0.0)),
+        ("synthetic_acceptance_rates", [0.9, 0.6, 0.3, 0.1], 1.0, (0.9, 0.6, 0.3, 0.1)),
     ],
 )
-def test_the_engine_accepts_at_the_rates(tiny_model_path, option, value, rates):
+def test_the_engine_accepts_at_the_rates(tiny_model_path, option, value, temperature, rates):
     with Engine.from_pretrained(
         tiny_model_path, SPEC | {option: value}, dtype="float32", compile=False, max_batch_size=4
     ) as engine:
-        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5, n=4)
+        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=temperature, seed=5, n=4)
         results = engine.generate("one two three, one two three, one two three, one", params)
     full = [0] * 5
     for result in results:
