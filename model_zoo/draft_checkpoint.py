@@ -13,7 +13,7 @@ from .checkpoint import ACCEPTED_DTYPES
 from .decoder import CompileRegion, DecoderModel, identity
 from .dflash import checkpoint as dflash_checkpoint
 from .dflash import config as dflash_config
-from .draft_config import HeadConfig
+from .draft_config import HeadConfig, check_fields
 from .draft_files import MASK_EMBEDDING, DraftTensors, open_tensors
 from .draft_weights import HeadBuilder
 from .dspark import checkpoint as dspark_checkpoint
@@ -201,7 +201,9 @@ def open_draft(directory: str | Path, method: str | None = None, *, numbering: s
         UnsupportedModelError: it is of a kind that is not implemented.
     """
     directory = Path(directory)
-    hf, tensors = read_json(directory / "config.json"), open_tensors(directory)
+    hf = read_json(directory / "config.json")
+    check_fields(hf)
+    tensors = open_tensors(directory)
     methods = {name: family.method or name for name, family in HEAD_FAMILIES.items()}
     named = {name: _names(family, hf, tensors) for name, family in HEAD_FAMILIES.items()}
     kinds = [name for name, family in HEAD_FAMILIES.items() if family.recognises(hf, named[name])]

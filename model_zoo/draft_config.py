@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from .config import DecoderConfig
 from .errors import CheckpointError, UnsupportedModelError
+from .hf_config import object_in
 from .registry import family_of
 
 NUMBERINGS = ("hidden_states", "layer_outputs")
@@ -104,19 +105,38 @@ class HeadConfig:
         self.states_of(target)
 
 
+_OBJECTS = ("speculators_config", "eagle_config", "dflash_config", "text_config")
+_NAMES = ("model_type", "speculators_model_type")
+
+
+def check_fields(hf: Mapping[str, Any]) -> None:
+    """Compares the types of those fields of a draft head's config.json in which formats keep others.
+
+    Raises:
+        CheckpointError: one is of another type.
+    """
+    for name in _OBJECTS:
+        object_in(hf, name)
+    for name in _NAMES:
+        if hf.get(name) is not None and not isinstance(hf[name], str):
+            raise CheckpointError(f"{name} in config.json must be a string, got {hf[name]!r}")
+    inner = object_in(hf, "speculators_config")
+    for name, source, kind, what in (
+        ("architectures", hf, str, "strings"),
+        ("proposal_methods", inner, Mapping, "objects"),
+    ):
+        value = source.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(entry, kind) for entry in value)):
+            raise CheckpointError(f"{name} in config.json must be a list of {what}, got {value!r}")
+
+
 def positive(hf: Mapping[str, Any], name: str) -> int | None:
     """An integer of a config.json, if it is there and positive."""
     value = hf.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def architectures(hf: Mapping[str, Any]) -> set[str]:
-    """The class names that a config.json gives; none where it gives something else."""
-    names = hf.get("architectures")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-
-
-def layers_config(hf: Mapping[str, Any], names: Mapping[str, object]) -> DecoderConfig:
+def layers_config(hf: object, names: Mapping[str, object]) -> DecoderConfig:
     """The decoder layers inside a head, whose config.json describes them as it would a model.
 
     Biases of queries, keys and values are those that the checkpoint has: what families and trainers assume differs.
@@ -129,6 +149,8 @@ def layers_config(hf: Mapping[str, Any], names: Mapping[str, object]) -> Decoder
         CheckpointError: a field is missing or wrong.
         UnsupportedModelError: the layers are of a kind that is not implemented.
     """
+    if not isinstance(hf, Mapping):
+        raise CheckpointError(f"transformer_layer_config of the draft head must describe its layers, got {hf!r}")
     # Heads are not tied to anything: what they share with the target is decided by what they lack.
     try:
         config = family_of(hf).read_config({**hf, "tie_word_embeddings": True})

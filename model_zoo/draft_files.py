@@ -106,15 +106,17 @@ def _mask_embedding(path: Path) -> torch.Tensor:
     if isinstance(content, dict):
         found = [value for value in content.values() if isinstance(value, torch.Tensor)]
         values = found[0] if len(found) == 1 else None
-    if not isinstance(values, torch.Tensor):
+    if not isinstance(values, torch.Tensor) or not _is_plain(values):
         raise CheckpointError(f"{path} is refused: it must hold one tensor, or a dictionary with one")
     return values.flatten()
 
 
 def _plain_tensors(path: Path) -> dict[str, torch.Tensor]:
     content = _unpickled(path)
-    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise CheckpointError(f"{path} is refused: it must hold one dictionary of tensors by name and nothing else")
+    if not isinstance(content, dict) or not all(map(_is_plain, content.values())):
+        raise CheckpointError(
+            f"{path} is refused: it must hold one dictionary of tensors by name, dense ones, and nothing else"
+        )
     return {str(name): tensor for name, tensor in content.items()}
 
 
@@ -127,5 +129,9 @@ def _unpickled(path: Path) -> object:
             f"{path} is refused: it is a pickle that holds more than plain tensors, and reading it could run its "
             f"code ({first}); convert it to safetensors where you trust it"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged pickle can make its reader fail in any way
         raise CheckpointError(f"{path} is damaged or no PyTorch file: {error}") from None
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta

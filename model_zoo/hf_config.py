@@ -25,6 +25,34 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def object_in(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a config.json that is an object; an empty one where it is absent or null.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = hf.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{name} in config.json must be an object, got {value!r}")
+    return value
+
+
+def positive_integer(hf: Mapping[str, Any], name: str, *, default: int) -> int:
+    """A size or count of a config.json; the default where it is absent or null.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = hf.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{name} in config.json must be a positive integer, got {value!r}")
+    return value
+
+
 def first_given(hf: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """The value of the first of several names for a field that is there and not null.
 
@@ -128,12 +156,17 @@ def decoder_config(hf: Mapping[str, Any], **choices: Any) -> DecoderConfig:
     missing = [name for name in (*sizes, "max_position_embeddings") if hf.get(name) is None]
     if missing:
         raise CheckpointError(f"config.json lacks {', '.join(missing)}")
+    # Before they are divided by each other.
+    for name in (*sizes, "max_position_embeddings", "head_dim", "num_key_value_heads"):
+        positive_integer(hf, name, default=1)
     if hf.get("quantization_config"):
-        method = hf["quantization_config"].get("quant_method", "unknown")
+        method = object_in(hf, "quantization_config").get("quant_method", "unknown")
         raise UnsupportedModelError(f"quantized checkpoints are not supported (quant_method {method!r})")
     activation = hf.get("hidden_act") or hf.get("hidden_activation") or "silu"
     num_heads, layers = hf["num_attention_heads"], hf["num_hidden_layers"]
     head_dim = hf.get("head_dim") or hf["hidden_size"] // num_heads
+    if head_dim < 1:
+        raise CheckpointError(f"hidden_size {hf['hidden_size']} is not enough for {num_heads} attention heads")
     values: dict[str, Any] = {
         "model_type": hf["model_type"],
         "vocab_size": hf["vocab_size"],

@@ -86,6 +86,6 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     model_type = hf.get("model_type")
     if not model_type:
         raise CheckpointError("config.json lacks model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedModelError(f"model type {model_type!r}; supported: {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]

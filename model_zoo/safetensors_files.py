@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
@@ -48,22 +49,42 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: the file is truncated or is no safetensors file.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise CheckpointError(f"{path} is truncated or is no safetensors file ({size} bytes)")
-        raw = file.read(length)
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):
+                raise CheckpointError(f"{path} is truncated or is no safetensors file ({size} bytes)")
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
-        tensors = {name: StoredTensor(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        tensors = {name: _stored(path, entry) for name, entry in header.items()}
+        end = _end(header.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged safetensors header: {error!r}") from None
     if 8 + length + end != size:
         raise CheckpointError(f"{path} is truncated: its header tells of {8 + length + end} bytes, it has {size}")
     return tensors
+
+
+def _stored(path: Path, entry: dict[str, Any]) -> StoredTensor:
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if not isinstance(dtype, str) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"dtype {dtype!r} with shape {list(shape)}")
+    return StoredTensor(path, dtype, shape)
+
+
+def _end(entries: Collection[dict[str, Any]]) -> int:
+    """Where the last tensor ends; all of them follow each other without a gap."""
+    end = 0
+    for start, stop in sorted(tuple(entry["data_offsets"]) for entry in entries):
+        if start != end or stop < start:
+            raise ValueError(f"data_offsets {[start, stop]} after {end}")
+        end = stop
+    return end
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -78,8 +99,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{directory} has neither {SINGLE_NAME} nor {INDEX_NAME}")
         return read_header(single)
     weight_map = read_json(directory / INDEX_NAME).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{directory / INDEX_NAME} has no weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{directory / INDEX_NAME} has no weight_map of file names")
     files = sorted(set(weight_map.values()))
     absent = [name for name in files if not (directory / name).exists()]
     if absent:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..config import DecoderConfig
-from ..draft_config import AuxLayers, HeadConfig, layers_config, positive
+from ..draft_config import AuxLayers, HeadConfig, layers_config, object_in, positive
 from ..errors import CheckpointError, UnsupportedModelError
 from ..safetensors_files import StoredTensor
 
@@ -91,10 +91,7 @@ class Fields:
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         """Raises `CheckpointError` where the drafter's own part is none."""
-        part = hf.get("dflash_config") or {}
-        if not isinstance(part, Mapping):
-            raise CheckpointError(f"dflash_config of the draft head must hold its fields by name, got {part!r}")
-        self._parts = (part, hf)
+        self._parts = (object_in(hf, "dflash_config"), hf)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of some names that is given, of the drafter's own part first."""
@@ -171,8 +168,6 @@ def block_fields(
     if fields.flag("shift_label", False) and not from_anchor:
         raise UnsupportedModelError("shift_label true without sample_from_anchor; supported: false")
     inner = hf.get("transformer_layer_config") if published else hf
-    if not isinstance(inner, Mapping):
-        raise CheckpointError(f"transformer_layer_config of the draft head must describe its layers, got {inner!r}")
     layers = _sliding(layers_config(inner, tensors), fields)
     _require_uniform(layers)
     draft_vocab = fields.size("draft_vocab_size", layers.vocab_size)
@@ -291,7 +286,7 @@ def checked(config: Any, tensors: Mapping[str, StoredTensor]) -> Any:
         )
     fc = tensors.get("fc.weight")
     if fc is not None and fc.shape != (hidden, config.state_size):
-        columns = fc.shape[-1] / config.target_hidden_size
+        columns = (fc.shape or (0,))[-1] / config.target_hidden_size
         raise CheckpointError(
             f"fc.weight of the {name} head has shape {list(fc.shape)}, which reads {columns:g} hidden states of "
             f"{config.target_hidden_size}, but its configuration makes it {[hidden, config.state_size]}: "

@@ -73,7 +73,7 @@ def read_config(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], numb
     nested = hf.get("eagle_config") or {}
     if nested.get("use_aux_hidden_state") is False:
         raise UnsupportedModelError("use_aux_hidden_state false; supported: true")
-    layers = layers_config(hf["transformer_layer_config"] if published else hf, tensors)
+    layers = layers_config(hf.get("transformer_layer_config") if published else hf, tensors)
     draft_vocab = positive(hf, "draft_vocab_size") or layers.vocab_size
     if draft_vocab > layers.vocab_size:
         raise CheckpointError(f"draft_vocab_size {draft_vocab} exceeds the vocabulary of {layers.vocab_size}")
@@ -148,7 +148,7 @@ def _check(config: Eagle3Config, tensors: Mapping[str, StoredTensor]) -> None:
     count, hidden, of_target = config.aux.count, config.layers.hidden_size, config.target_hidden_size
     fc = tensors.get("fc.weight")
     if fc is not None and fc.shape != (hidden, count * of_target):
-        columns = fc.shape[-1] / of_target
+        columns = (fc.shape or (0,))[-1] / of_target
         raise CheckpointError(
             f"fc.weight of the eagle3 head has shape {list(fc.shape)}, which reads {columns:g} hidden states of "
             f"{of_target}, but its configuration makes it {[hidden, count * of_target]}: {count} hidden states"

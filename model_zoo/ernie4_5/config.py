@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import DecoderConfig, MoeConfig
 from ..errors import UnsupportedModelError
-from ..hf_config import decoder_config, first_given
+from ..hf_config import decoder_config, first_given, positive_integer
 
 _DEFAULTS = {
     "max_position_embeddings": 131_072,
@@ -54,7 +54,7 @@ def read_moe_config(hf: Mapping[str, Any]) -> DecoderConfig:
     num_layers = hf.get("num_hidden_layers", 0)
     first, end = hf.get("moe_layer_start_index", 1), hf.get("moe_layer_end_index", -1)
     last = num_layers - 1 if end == -1 else end
-    interval = hf.get("moe_layer_interval", 1)
+    interval = positive_integer(hf, "moe_layer_interval", default=1)
     moe = MoeConfig(
         layers=tuple(layer for layer in range(num_layers) if (layer + 1) % interval == 0 and first <= layer <= last),
         num_experts=experts,

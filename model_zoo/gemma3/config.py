@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import DecoderConfig
-from ..errors import UnsupportedModelError
+from ..errors import CheckpointError, UnsupportedModelError
 from ..hf_config import decoder_config
 from ..rope import RopeConfig
 
@@ -69,6 +69,9 @@ def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
         ]
     rope = _rope(hf)
     attention_bias = bool(hf.get("attention_bias"))
+    if not hf["query_pre_attn_scalar"] > 0:
+        scalar = hf["query_pre_attn_scalar"]
+        raise CheckpointError(f"query_pre_attn_scalar in config.json must be a positive number, got {scalar!r}")
     return decoder_config(
         # The families' other name comes first in the shared reader, and Gemma configs may hold both.
         {**hf, "hidden_act": hf["hidden_activation"]},

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import DecoderConfig, MoeConfig
-from ..hf_config import decoder_config, first_given
+from ..hf_config import decoder_config, first_given, positive_integer
 
 
 def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
     """Makes the configuration; unlike in the dense family, a sliding window holds in every layer."""
     hf = {"max_position_embeddings": 32_768, **hf}
-    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
+    dense, step = hf.get("mlp_only_layers") or [], positive_integer(hf, "decoder_sparse_step", default=1)
     num_layers = hf.get("num_hidden_layers", 0)
     moe = MoeConfig(
         layers=tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0),

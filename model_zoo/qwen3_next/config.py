@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import DecoderConfig, MoeConfig
 from ..errors import UnsupportedModelError
-from ..hf_config import decoder_config, first_given
+from ..hf_config import decoder_config, first_given, positive_integer
 
 _DEFAULTS = {
     "max_position_embeddings": 32_768,
@@ -37,7 +37,7 @@ def read_config(hf: Mapping[str, Any]) -> DecoderConfig:
         )
     if hf.get("attention_bias"):
         raise UnsupportedModelError("attention_bias True of 'qwen3_next'; supported: False")
-    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
+    dense, step = hf.get("mlp_only_layers") or [], positive_integer(hf, "decoder_sparse_step", default=1)
     moe = MoeConfig(
         layers=tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0),
         num_experts=first_given(hf, "num_experts", "num_local_experts", default=512),

@@ -84,15 +84,20 @@ def _measure_bucket(
     around = cost("budget") + cost("commit")
     by_width = []
     for width in widths:
-        _fill_windows(state, bucket, min(max(width, bucket), bucket * (drafts + 1)))
+        _fill_windows(state, bucket, min(width, bucket * (drafts + 1)))
         by_width.append(around + cost(f"verify[{width}]") + cost("accept"))
     return BucketCosts.of(by_width, by_depth)
 
 
 def _fill_windows(state: DecodeState, bucket: int, tokens: int) -> None:
-    """So many window tokens, as equally shared among the rows as can be."""
-    ends = [tokens * (row + 1) // bucket for row in range(bucket)]
-    state.cu_tokens[: bucket + 1] = torch.tensor([0, *ends], dtype=torch.int32)
+    """So many window tokens, as equally shared among the rows as can be; rows that get none rest.
+
+    The narrowest width of a large bucket has fewer tokens than the bucket has rows, when some of them are padding.
+    """
+    ends = torch.tensor([tokens * (row + 1) // bucket for row in range(bucket)], dtype=torch.int32)
+    state.cu_tokens[0] = 0
+    state.cu_tokens[1 : bucket + 1] = ends
+    state.finished[:bucket] = ends.diff(prepend=ends.new_zeros(1)).to(state.device) == 0
 
 
 def _milliseconds(program: Program, step: Step, state: DecodeState, executor: Executor) -> float:

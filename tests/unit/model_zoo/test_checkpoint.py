@@ -119,6 +119,34 @@ def test_damaged_header(directory) -> None:
     _fails(directory, "damaged safetensors header")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": "ab"},
+        {"shape": [-64]},
+        {"shape": [64.0]},
+        {"dtype": 5},
+        {"data_offsets": [0, 10]},
+        {"data_offsets": [-10, 10]},
+    ],
+)
+def test_damaged_entry_of_a_header(directory, change) -> None:
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["model.norm.weight"].update(change)
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + content[end:])
+    _fails(directory, "damaged safetensors header")
+
+
+def test_a_directory_in_place_of_a_file(directory) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").mkdir()
+    _fails(directory, "model.safetensors cannot be read: Is a directory")
+
+
 def test_index_disagrees(tmp_path) -> None:
     tiny_model("llama").save_pretrained(tmp_path, max_shard_size="60KB")
     path = tmp_path / "model.safetensors.index.json"

@@ -234,6 +234,16 @@ def test_costs_are_measured_once_and_kept(places, tmp_path, monkeypatch):
     assert len(list((tmp_path / "costs").glob("*.json"))) == 2
 
 
+def test_costs_of_a_bucket_of_more_rows_than_the_narrowest_width_holds(places, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    path, spec = places["ngram"]
+    options: dict[str, Any] = {"dtype": "float32", "compile": False, "max_model_len": 64, "max_batch_size": 5}
+    with Engine.from_pretrained(path, {**spec, **ADAPTIVE}, **options) as engine:
+        assert len(engine.generate(PROMPTS[0], GREEDY).token_ids) > 0
+    (kept,) = (tmp_path / "costs").glob("*.json")
+    assert set(json.loads(kept.read_text())["costs"]) == {"1", "2", "4", "8"}
+
+
 def test_what_was_learned_outlives_the_engine(places):
     path, spec = places["draft_model"]
     with engine_of(path, {**spec, **ADAPTIVE}, "verifying is free") as engine:

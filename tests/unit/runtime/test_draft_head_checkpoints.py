@@ -165,7 +165,7 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     ),
     "a part that is none": (
         lambda: change(dflash(VOCAB), dflash_config=[1, 3]),
-        r"dflash_config of the draft head must hold its fields by name, got \[1, 3\]",
+        r"dflash_config in config.json must be an object, got \[1, 3\]",
     ),
     "a vocabulary's size in words": (
         lambda: change(dflash(VOCAB), draft_vocab_size="many"),
@@ -178,10 +178,6 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     "a flag that is none": (
         lambda: change(dspark(VOCAB), enable_confidence_head="yes"),
         "enable_confidence_head of the draft head must be true or false, got 'yes'",
-    ),
-    "architectures that are none": (
-        lambda: change(dflash(VOCAB), architectures=3, block_size=None),
-        "must give block_size as an integer, got None",
     ),
     "no block size": (lambda: change(dflash(VOCAB), block_size=None), "must give block_size as an integer, got None"),
     "hidden sizes": (
@@ -217,6 +213,26 @@ MISMATCHES: dict[str, tuple[Callable[[], Draft], str]] = {
     "a mask embedding of another size": (
         lambda: with_mask(dflash(VOCAB), torch.zeros(HIDDEN + 1)),
         r"mask_embedding in .* has shape \[33\], but its configuration makes it \[32\]",
+    ),
+    "a speculators head without layers": (
+        lambda: change(eagle3(VOCAB, speculators=True), transformer_layer_config=None),
+        "transformer_layer_config of the draft head must describe its layers, got None",
+    ),
+    "a part that is no object": (
+        lambda: change(eagle3(VOCAB), eagle_config=[1]),
+        r"eagle_config in config.json must be an object, got \[1\]",
+    ),
+    "proposal methods that are none": (
+        lambda: change(eagle3(VOCAB, speculators=True), speculators_config={"proposal_methods": ["greedy"]}),
+        r"proposal_methods in config.json must be a list of objects, got \['greedy'\]",
+    ),
+    "architectures that are none": (
+        lambda: change(eagle(VOCAB), architectures=5),
+        "architectures in config.json must be a list of strings, got 5",
+    ),
+    "no attention heads": (
+        lambda: change(eagle(VOCAB), num_attention_heads=0),
+        "num_attention_heads in config.json must be a positive integer, got 0",
     ),
     "truncated without a map": (
         lambda: without(medusa(VOCAB, blocks=True, size=60), "token_map"),
@@ -284,6 +300,7 @@ class _Payload:
         ({"0.1.weight": _Payload()}, "is refused: it is a pickle that holds more than plain tensors"),
         ([torch.zeros(2)], "is refused: it must hold one dictionary of tensors"),
         ({"0.1.weight": 3}, "is refused: it must hold one dictionary of tensors"),
+        ({"0.1.weight": torch.zeros(2, 2).to_sparse()}, "by name, dense ones, and nothing else"),
         (None, "is damaged or no PyTorch file"),
     ],
 )
@@ -297,6 +314,16 @@ def test_pickles_of_anything_but_tensors_are_refused(tmp_path, capsys, content, 
     with pytest.raises(CheckpointError, match=message):
         open_draft(tmp_path)
     assert "this must not run" not in capsys.readouterr().out
+
+
+def test_a_pickle_cut_short(tmp_path):
+    draft = medusa(VOCAB)
+    path = draft.save(tmp_path) / draft.file
+    whole = path.read_bytes()
+    for keep in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match="is damaged or no PyTorch file"):
+            open_draft(tmp_path)
 
 
 def test_heads_merged_with_their_model(target, tmp_path):
