@@ -136,12 +136,6 @@ def positive(hf: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def architectures(hf: Mapping[str, Any]) -> set[str]:
-    """The class names that a config.json gives; none where it gives something else."""
-    names = hf.get("architectures")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-
-
 def layers_config(hf: object, names: Mapping[str, object]) -> DecoderConfig:
     """The decoder layers inside a head, whose config.json describes them as it would a model.
 

@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -245,7 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--device cuda: PyTorch sees no CUDA device here")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     directory: Path = options.directory
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as problem:
+        parser.error(f"DIR {str(directory)!r} takes no files: {problem.strerror}")
     if importlib.util.find_spec("platformdirs") is None:  # which alone knows where the user's cache is
         os.environ.setdefault("DRAFTGRAPH_CACHE", str(directory / "cache"))
     deadline = time.monotonic() + 60 * options.minutes

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from typing import NoReturn
 
 import typer
 
@@ -25,7 +26,7 @@ def require_tool(tool: str, source: str) -> None:
         refuse(f"{tool} was not found on the PATH. {source}. --print shows the command without running it")
 
 
-def refuse(message: str) -> None:
+def refuse(message: str) -> NoReturn:
     """Ends the script with a message for the user."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(EXIT_REFUSED)

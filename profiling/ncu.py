@@ -75,7 +75,10 @@ def main(
     """
     if not command:
         refuse("no command to profile: give one after --")
-    line = profile_command(kernel, command or [], output=output, skip=skip, count=count, sections=sections)
+    try:
+        line = profile_command(kernel, command, output=output, skip=skip, count=count, sections=sections)
+    except ValueError as error:
+        refuse(str(error))
     if show:
         print_command(line)
         return

@@ -237,6 +237,11 @@ def _show(console: Console, found: Plan, speculation: SpeculativeConfig, *, meas
     if suggestion.num_speculative_tokens is None:
         console.print("No number of drafts is expected to pay here: decode plainly.", highlight=False)
         return
-    ways = "; ".join(f"{first} to {last} rows: K = {depth}" for first, last, depth in found.table)
+    ways = "; ".join(f"{_rows(first, last)}: K = {depth}" for first, last, depth in found.table)
     console.print(f"suggested: {ways} (the fewest drafts within {TOLERANCE:.0%} of the best speed-up)", highlight=False)
     console.print(f"--speculative-config '{json.dumps(suggestion.to_dict())}'", highlight=False, soft_wrap=True)
+
+
+def _rows(first: int, last: int) -> str:
+    count = str(first) if first == last else f"{first} to {last}"
+    return f"{count} row{'s' * (last > 1)}"

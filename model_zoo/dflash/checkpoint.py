@@ -10,7 +10,6 @@ import torch
 
 from ...kernels.linear import pack_weight
 from ..decoder import CompileRegion, DecoderModel
-from ..draft_config import architectures
 from ..draft_files import MASK_EMBEDDING, DraftTensors
 from ..draft_weights import HeadBuilder, layer_placements, own_or_shared
 from ..eagle3.checkpoint import target_ids
@@ -28,7 +27,7 @@ def recognises(hf: Mapping[str, Any], names: Iterable[str]) -> bool:
     found = set(names)
     if hf.get("speculators_model_type") is not None:
         return bool(hf["speculators_model_type"] == "dflash")
-    named = bool(_ARCHITECTURES & architectures(hf))
+    named = bool(_ARCHITECTURES & set(hf.get("architectures") or ()))
     shaped = {"fc.weight", "hidden_norm.weight", "norm.weight"} <= found
     return (named or shaped) and not any(name.startswith("markov_head.") for name in found)
 

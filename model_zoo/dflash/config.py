@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..config import DecoderConfig
-from ..draft_config import AuxLayers, HeadConfig, layers_config, positive
+from ..draft_config import AuxLayers, HeadConfig, layers_config, object_in, positive
 from ..errors import CheckpointError, UnsupportedModelError
 from ..safetensors_files import StoredTensor
 
@@ -91,10 +91,7 @@ class Fields:
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         """Raises `CheckpointError` where the drafter's own part is none."""
-        part = hf.get("dflash_config") or {}
-        if not isinstance(part, Mapping):
-            raise CheckpointError(f"dflash_config of the draft head must hold its fields by name, got {part!r}")
-        self._parts = (part, hf)
+        self._parts = (object_in(hf, "dflash_config"), hf)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of some names that is given, of the drafter's own part first."""

@@ -9,7 +9,6 @@ import torch
 
 from ..decoder import CompileRegion, DecoderModel
 from ..dflash import checkpoint as dflash
-from ..draft_config import architectures
 from ..draft_files import DraftTensors
 from ..draft_weights import HeadBuilder
 from ..placement import Placement
@@ -27,7 +26,7 @@ def recognises(hf: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether a checkpoint is one."""
     if hf.get("speculators_model_type") is not None:
         return bool(hf["speculators_model_type"] == "dspark")
-    named = bool(_ARCHITECTURES & architectures(hf))
+    named = bool(_ARCHITECTURES & set(hf.get("architectures") or ()))
     return named or "markov_head.markov_w1.weight" in set(names)
 
 

@@ -168,6 +168,13 @@ def test_bad_arguments(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_takes_no_files_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        gpu_check.main([str(tmp_path / "file" / "out"), "--device", "cpu"])
+    assert "takes no files: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wanted", "got", "equal"),
     [

@@ -52,6 +52,8 @@ def test_a_missing_tool_is_named_with_its_packages(invoke, monkeypatch):
 
 def test_mistakes_are_told(invoke):
     assert "no command to profile" in invoke("attend_kernel").output
+    unnamed = invoke("", "--print", "--", *COMMAND)
+    assert (unnamed.exit_code, unnamed.output) == (2, "error: the name of the kernel is empty\n")
     for name in ("", "regex:"):
         with pytest.raises(ValueError, match="the name of the kernel is empty"):
             ncu.profile_command(name, COMMAND, output="run")

@@ -39,7 +39,7 @@ def test_both_documents_have_examples():
 def test_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "\npip install -e . && draftgraph demo\n" in text
-    assert "\npip install -e '.[test]' && pytest -n auto\n" in text
+    assert "\npip install -e '.[test]' && pytest -n auto --dist worksteal\n" in text
 
 
 def test_the_option_tables_are_complete():

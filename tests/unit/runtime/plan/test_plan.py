@@ -111,6 +111,7 @@ def test_the_command_with_given_costs():
     assert result.exit_code == 0, result.output
     assert "1.868 x" in result.output
     assert "5.355" in result.output
+    assert "suggested: 1 row: K = 6" in result.output
     document = json.loads(invoke(*EXAMPLE, "--json").stdout)
     assert document["alpha_measured"] is False
     (bucket,) = document["buckets"]
