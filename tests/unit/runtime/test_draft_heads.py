@@ -145,7 +145,7 @@ def test_drafts_equal_the_plain_mathematics_after_any_acceptance(lab, name):
         assert drafts == [drafted(head, values) for values in expected]
 
 
-@pytest.mark.parametrize(("place", "name"), enumerate(HEADS))
+@pytest.mark.parametrize(("place", "name"), list(enumerate(HEADS)))
 def test_coupled_output_is_plain_decodings(lab, place, name):
     """Each layout at another K of 1 to 7 and another bucket, so that all of them occur."""
     depth, batch = place % 7 + 1, (1, 2, 4)[place % 3]

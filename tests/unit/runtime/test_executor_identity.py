@@ -340,14 +340,16 @@ def test_a_body_run_while_its_flag_is_false_changes_nothing_that_matters(tiny_mo
             if program.name != "round[2]":
                 continue
             parts = take_apart(program)
-            *drafting, verifying = parts.stages
-            drafts = [step for stage in drafting for step in (*stage.branches[0], *stage.after)]
+            drafts = [step for stage in parts.stages[:-1] for step in (*stage.branches[0], *stage.after)]
             state.running.fill_(True)
             run_steps((*parts.before, *drafts), state)  # a speculator may take note of what was committed; once
             state.running.fill_(False)
             before = snapshot(engine)
-            for branch in verifying.branches[int(state.width_index) :] or ((),):  # those that hold the window
-                run_steps((*parts.before, *drafts, *branch, *verifying.after), state)
+            for verifying in parts.stages[-1:]:
+                for branch in verifying.branches[int(state.width_index) :] or ((),):  # those that hold the window
+                    run_steps((*parts.before, *drafts, *branch, *verifying.after), state)
+            if not parts.stages:  # plain decoding: the whole body lies before
+                run_steps(parts.before, state)
             changed = set(differing(engine, before, SCRATCH))
             caches = {name for name in before if name.startswith("cache")}
             assert changed <= {*caches, "logprobs", "logprob tokens"}
