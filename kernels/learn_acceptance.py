@@ -328,7 +328,8 @@ def _sizes(rows: int, num_drafts: int) -> dict[str, int]:
 
 
 def _num_warps(sizes: dict[str, int]) -> int:
-    entries = sizes["ROWS"] * sizes["BLOCK"]
+    # Besides rows by positions the kernel compares positions with each other.
+    entries = sizes["BLOCK"] * max(sizes["ROWS"], sizes["BLOCK"] // 4)
     return 1 if entries <= 128 else 4 if entries <= 1024 else 8
 
 

@@ -26,9 +26,9 @@ def _read(directory: Path) -> tuple[DecoderConfig, Family]:
     family = family_of(hf)
     try:
         config = family.read_config(hf)
-    except (UnsupportedModelError, CheckpointError):
+    except UnsupportedModelError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (CheckpointError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{directory / 'config.json'} does not describe a model: {reason}") from error
     generation = directory / "generation_config.json"
