@@ -329,7 +329,7 @@ def _specs(
         value_dim=value_dim,
         bytes_each=element,
     )
-    options = launch_options(constants, element, False)
+    options = launch_options(constants, element, False, sliding=sliding)
     shared: dict[str, str] = dict.fromkeys(["positions", "cu_tokens", "base"], "*i32")
     shared |= {"output": f"*{kind}", "partial": "*fp32", "sliding_window": "i32", "num_rows": "i32"}
     shared |= dict.fromkeys(["context", "partial_size", "split_size", "num_splits"], "i32")
@@ -371,7 +371,7 @@ def _specs(
         shape=shape,
         bytes_moved=heads_moved + cached + parts,
         num_warps=options["num_warps"],
-        hip_num_warps=launch_options(constants, element, True)["num_warps"],
+        hip_num_warps=launch_options(constants, element, True, sliding=sliding)["num_warps"],
         num_stages=options["num_stages"],
         # Float32 latents, wanted only for exactness, pass the smallest limit on NVIDIA, which allows more, and on AMD
         # have two registers' worth of accumulators.

@@ -73,10 +73,14 @@ def launch_config(
     return constants
 
 
-def launch_options(constants: dict[str, int], bytes_each: int, hip: bool) -> dict[str, int]:
-    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, for large heads of float32."""
+def launch_options(constants: dict[str, int], bytes_each: int, hip: bool, *, sliding: bool) -> dict[str, int]:
+    """Warps and stages of `attend_kernel`: fewer stages, and on NVIDIA more warps, for large heads of float32.
+
+    On AMD two stages of long blocks, with the bounds of a sliding window besides, would take more than 256 registers.
+    """
     large = bytes_each == 4 and constants["KEY_DIM"] >= 256
-    return {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if large else 2}
+    single = large or (hip and sliding and constants["BLOCK_N"] == 64)
+    return {"num_warps": 8 if large and not hip else 4, "num_stages": 1 if single else 2}
 
 
 def combine_config(constants: dict[str, int]) -> dict[str, int]:

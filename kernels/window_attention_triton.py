@@ -364,7 +364,7 @@ def window_attention_triton(
         value_dim=value_dim,
         bytes_each=bytes_each,
     )
-    options = launch_options(constants, bytes_each, on_amd())
+    options = launch_options(constants, bytes_each, on_amd(), sliding=sliding_window > 0)
     num_splits, block_m = constants["num_splits"], constants["BLOCK_M"]
     partial_size = width * num_heads * num_splits
     partial: torch.Tensor | None = None
