@@ -8,7 +8,7 @@ import json
 
 import numpy as np
 import pytest
-from budget_simulation import VERIFY, Simulation, best_fixed, costs_of
+from budget_simulation import TABLES, Simulation, best_fixed, costs_of
 
 from draftgraph.runtime.adaptive import CURRENT_ROUND, PREVIOUS_ROUNDS
 from draftgraph.runtime.speculative_methods import Evidence
@@ -36,7 +36,7 @@ def mixed(rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", [CURRENT_ROUND, PREVIOUS_ROUNDS], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 11, 16])
-@pytest.mark.parametrize("name", VERIFY)
+@pytest.mark.parametrize("name", TABLES)
 def test_it_never_loses_two_percent_to_the_best_fixed_depth(name, rows, rule):
     costs = costs_of(name, rows, DEPTH)
     for profile, rates in PROFILES.items():
@@ -45,7 +45,7 @@ def test_it_never_loses_two_percent_to_the_best_fixed_depth(name, rows, rule):
         assert work.run(20, warm_up=4) <= 1.02 * best_fixed(costs, rows_of(rates, rows)), profile
 
 
-@pytest.mark.parametrize("name", VERIFY)
+@pytest.mark.parametrize("name", TABLES)
 def test_looking_around_costs_little_in_the_long_run(name):
     """All that is done for the sake of knowing, over the 256 rounds from one look to the next."""
     costs, truth = costs_of(name, 4, DEPTH), rows_of(PROFILES["middling"], 4)
