@@ -44,6 +44,11 @@ SPECS = {
     "ngram coupled": {**NGRAM, "rejection_sample_method": "coupled"},
     "suffix coupled": {**SUFFIX, "rejection_sample_method": "coupled"},
     "ngram block": {**NGRAM, "rejection_sample_method": "block"},
+    "ngram synthetic": {
+        **NGRAM,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.9, 0.7, 0.5, 0.3],
+    },
     "draft_model": DRAFT_MODEL,
     "draft_model probabilistic": {**DRAFT_MODEL, "draft_sample_method": "probabilistic"},
     # Under "standard" a sampled text depends on the drafts, and here those on the neighbours.
@@ -70,7 +75,7 @@ def costs_of(config: EngineConfig) -> CostTable:
     return CostTable.of(found)
 
 
-GREEDY = SamplingParams(max_tokens=24)
+GREEDY = SamplingParams(max_tokens=24, seed=3)  # a seed decides which drafts "synthetic" accepts
 SAMPLED = SamplingParams(max_tokens=20, temperature=0.9, top_p=0.95, seed=5)
 PROMPTS = [
     "one two three, one two three, one",
