@@ -1,0 +1,1 @@
+"""Training of draft heads on what a frozen target writes."""
