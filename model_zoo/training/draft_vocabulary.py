@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .vocabulary import draft_to_target, target_to_draft
+
 
 class DraftVocabulary(nn.Module):
     """Tokens of the target by the head's own numbers; all of them, or a choice."""
@@ -43,4 +45,5 @@ class DraftVocabulary(nn.Module):
         """
         if self.size == self.vocab_size:
             return {}
-        return {"d2t": self.ids - torch.arange(self.size), "t2d": self.own >= 0}
+        ids = self.ids.cpu()
+        return {"d2t": draft_to_target(ids), "t2d": target_to_draft(ids, self.vocab_size)}
