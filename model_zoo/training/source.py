@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -108,5 +107,7 @@ def written_spans(examples: Sequence[Example]) -> list[tuple[Span, ...]]:
     Returns:
         One span for each example, from the end of the beginning that all share (of two examples at least).
     """
-    shared = len(os.path.commonprefix([example.tokens for example in examples])) if len(examples) > 1 else 0
+    # The first and the last in order share what all of them do.
+    low, high = min(example.tokens for example in examples), max(example.tokens for example in examples)
+    shared = next((place for place, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), 0)
     return [((max(1, min(shared, example.answer[0][0])), example.answer[-1][1]),) for example in examples]
