@@ -22,7 +22,8 @@ def make_optimizers(trainee: nn.Module, settings: TrainingSettings) -> dict[str,
         trainee: the head; parameters that do not learn are left out.
         settings: of the run.
     """
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     tables = {id(module.weight) for module in trainee.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in trainee.named_parameters():
         if not parameter.requires_grad:
