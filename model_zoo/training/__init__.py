@@ -1,1 +1,1 @@
-"""Training of draft heads on what a frozen target writes."""
+"""Training of draft heads: what the heads of all methods share. Each head's own part lies beside it."""
