@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from ..checks import check_integer
 from ..errors import ConfigError, DraftgraphError
 from ..sampling_params import SamplingParams
 from .journal import Journal
-from .many_requests import answers_as_done
+from .many_requests import Answers, answers_as_done
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -84,13 +84,13 @@ AnsweringCallback = Callable[[Answering], None]
 
 
 def answer_prompts(
-    engine: Engine,
+    engine: Callable[[], Engine],
     prompts: Sequence[tuple[int, ...]],
     file: Path,
     settings: AnswerSettings,
     progress: AnsweringCallback,
     *,
-    target: str,
+    made_by: Mapping[str, Any],
 ) -> tuple[Example, ...]:
     """Lets the target answer prompts, and keeps each answer in `file` as soon as it is there.
 
@@ -98,14 +98,15 @@ def answer_prompts(
     the file has answers to. The file can be trained on by itself, as `--data`.
 
     Args:
-        engine: of the target.
+        engine: gives the target's; called only if an answer is missing.
         prompts: token ids, each shorter than `settings.max_length`.
         file: JSON lines, made if it is not there: a line with the settings, then in the order in which they ended
             the prompts' `number`, `prompt_ids`, `answer`, `finish` and `token_ids`, the answer's tokens with the one
             that ended it.
         settings: how to answer.
         progress: called after every answer.
-        target: what tells the target's weights from others, such as `fingerprint` gives.
+        made_by: what the answers depend on besides `settings`: what tells the target's weights from others, such as
+            `fingerprint` gives, and their type.
 
     Returns:
         An example per prompt, without those whose logits were not finite.
@@ -119,8 +120,7 @@ def answer_prompts(
     if not prompts or too_long is not None:
         found = f"prompt {too_long} has {len(prompts[too_long])} tokens" if too_long is not None else "there is none"
         raise ConfigError(f"prompts of at most {settings.max_length - 1} tokens are needed to be answered; {found}")
-    made_by = {"target": target, "dtype": str(engine.config.torch_dtype).removeprefix("torch."), **asdict(settings)}
-    with Journal(file, "answers", made_by) as journal:
+    with Journal(file, "answers", {**made_by, **asdict(settings)}) as journal:
         known = {entry["number"]: entry for entry in (_checked(file, entry) for entry in journal.entries)}
         for number, prompt in enumerate(prompts):
             if number in known and tuple(known[number]["prompt_ids"]) != tuple(prompt):
@@ -129,9 +129,10 @@ def answer_prompts(
                     "data; remove the file, or name another directory"
                 )
         missing = [number for number in range(len(prompts)) if number not in known]
-        start, tokens = time.perf_counter(), 0
         requests = ((prompts[number], settings.params(number, len(prompts[number]))) for number in missing)
-        for answered, (place, (answer,)) in enumerate(answers_as_done(engine, requests), start=1):
+        answers: Iterable[tuple[int, Answers]] = answers_as_done(engine(), requests) if missing else ()
+        start, tokens = time.perf_counter(), 0
+        for answered, (place, (answer,)) in enumerate(answers, start=1):
             number = missing[place]
             known[number] = {
                 "number": number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ..progress import ProgressCallback
 from ..prompts import render_chat
 from ..sampling_params import SamplingParams
 from .journal import Journal
-from .many_requests import answers_in_order
+from .many_requests import Answers, answers_in_order
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -112,13 +112,14 @@ def user_turn(tokenizer: Any) -> UserTurn:
 
 
 def self_made_prompts(
-    engine: Engine,
+    engine: Callable[[], Engine],
+    tokenizer: Any,
     count: int,
     file: Path,
     progress: ProgressCallback,
     settings: SelfMadeSettings | None = None,
     *,
-    target: str,
+    made_by: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """Prompts that the target makes up, all different.
 
@@ -126,24 +127,27 @@ def self_made_prompts(
     that a kill costs what the engine was at work on; asking for more prompts later goes on where the file ends.
 
     Args:
-        engine: of the target.
+        engine: gives the target's; called only if a prompt is missing.
+        tokenizer: the target's.
         count: how many.
         file: JSON lines, made if it is not there.
         progress: told how many there are.
         settings: how; by default as the paper does, with openings besides.
-        target: what tells the target's weights from others, such as `fingerprint` gives.
+        made_by: what the prompts depend on besides `settings`: what tells the target's weights from others, such as
+            `fingerprint` gives, and their type.
 
     Raises:
         ConfigError: the target has no fitting chat template, runs out of new prompts, or `file` was made by others.
     """
     settings = settings or SelfMadeSettings()
     check_integer(ConfigError, "the number of prompts", count, 1)
-    turn = user_turn(engine.tokenizer)
-    with Journal(file, "prompts", {"target": target, **asdict(settings)}) as journal:
+    turn = user_turn(tokenizer)
+    with Journal(file, "prompts", {**made_by, **asdict(settings)}) as journal:
         made = dict.fromkeys(prompt for entry in journal.entries for prompt in entry["prompts"])
         seen = {prompt.lower() for prompt in made}
         first = len(journal.entries)
-        groups = () if len(made) >= count else answers_in_order(engine, _requests(engine, turn, settings, first))
+        requests = _requests(tokenizer, turn, settings, first)
+        groups: Iterable[Answers] = answers_in_order(engine(), requests) if len(made) < count else ()
         for number, group in enumerate(groups, start=first):
             opening = settings.openings[number % len(settings.openings)]
             new = []
@@ -167,14 +171,14 @@ def self_made_prompts(
 
 
 def _requests(
-    engine: Engine, turn: UserTurn, settings: SelfMadeSettings, first: int
+    tokenizer: Any, turn: UserTurn, settings: SelfMadeSettings, first: int
 ) -> Iterator[tuple[tuple[int, ...], SamplingParams]]:
     """From request `first` on, without end."""
-    stop = _end_of_turn(engine.tokenizer, turn)
+    stop = _end_of_turn(tokenizer, turn)
     for number in itertools.count(first):
         opening = settings.openings[number % len(settings.openings)]
         # The template writes out what tokenizers would put at the beginning.
-        ids = engine.tokenizer(turn.before + opening, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(turn.before + opening, add_special_tokens=False)["input_ids"]
         # Sample i of a request has its seed + i: no two samples of all requests may share one, or they would be alike.
         params = settings.params(settings.seed * 2**32 + number * settings.samples)
         yield tuple(map(int, ids)), dataclasses.replace(params, **stop)

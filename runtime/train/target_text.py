@@ -72,7 +72,9 @@ class TargetText:
         if not isinstance(prompt, str) and isinstance(prompt[0], dict):
             return self.chat([*prompt, {"role": "assistant", "content": answer}])
         ids = self.encode_prompt(prompt)
-        return Example.answered(ids, (*self.encode_text(answer), *self.end_ids[:1]))
+        whole = self.encode_prompt(prompt + answer) if isinstance(prompt, str) else ()
+        own = whole[len(ids) :] if whole[: len(ids)] == ids else self.encode_text(answer)
+        return Example.answered(ids, (*own, *self.end_ids[:1]))
 
     def chat(self, messages: Sequence[Message]) -> Example:
         """A chat with the assistant's turns as answers.
@@ -96,19 +98,26 @@ class TargetText:
             after = render_chat(messages[: turn + 1], self.tokenizer, begin=False)
             if not before.startswith(written) or not after.startswith(before):
                 break
-            context = [*tokens, *self.encode_text(before[len(written) :])]
-            answer = self.encode_text(after[len(before) :])
-            if not answer:
+            context = self._continued(tokens, written, before)
+            tokens, written = self._continued(context, before, after), after
+            own = self._own_length(tokens[len(context) :])
+            if not own:
                 break
-            start, end = len(context), len(context) + self._own_length(answer)
-            tokens, written = [*context, *answer], after
-            spans.append((start, end))
+            spans.append((len(context), len(context) + own))
         if not spans:
             raise RequestError(
                 "the target's chat template does not write the assistant's turn behind where it lets the model begin, "
                 "so that it cannot be told which tokens are the answer"
             )
         return Example(tuple(tokens[: spans[-1][1]]), tuple(spans))
+
+    def _continued(self, tokens: list[int], written: str, text: str) -> list[int]:
+        """Token ids of `text`, which begins with `written`, behind the `tokens` of that.
+
+        Encoded as a whole if those are its beginning: some tokenizers put a space before what is encoded by itself.
+        """
+        whole = self.encode_text(text)
+        return whole if whole[: len(tokens)] == tokens else [*tokens, *self.encode_text(text[len(written) :])]
 
     def _own_length(self, answer: list[int]) -> int:
         """How many tokens of a turn the model wrote: the template may write more behind the one that ends it."""

@@ -25,8 +25,12 @@ def ignore(state):
     pass
 
 
+def no_engine():
+    raise AssertionError("an engine was asked for")
+
+
 def answer(engine, file, prompts=PROMPTS, settings=SETTINGS, progress=ignore, target="tiny"):
-    return answer_prompts(engine, prompts, file, settings, progress, target=target)
+    return answer_prompts(lambda: engine, prompts, file, settings, progress, made_by={"target": target})
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +108,8 @@ def test_it_goes_on_where_it_stopped(engine, file, expected):
     assert answer(engine, file, progress=states.append) == expected
     assert len(states) == len(PROMPTS) - 4
     assert states[0].done == 5
-    assert answer(engine, file, progress=kill) == expected  # nothing is left to be answered
+    # Nothing is left to be answered, so that no engine is needed.
+    assert answer_prompts(no_engine, PROMPTS, file, SETTINGS, ignore, made_by={"target": "tiny"}) == expected
 
 
 def test_more_and_fewer_prompts(engine, file, expected):
@@ -185,7 +190,8 @@ MADE = SelfMadeSettings(openings=("", "def"), samples=16, max_tokens=30, tempera
 
 
 def make(engine, count, file, settings=MADE, progress=lambda *_: None):
-    return self_made_prompts(engine, count, file, progress, settings, target="tiny")
+    made_by = {"target": "tiny"}
+    return self_made_prompts(lambda: engine, engine.tokenizer, count, file, progress, settings, made_by=made_by)
 
 
 def test_where_a_users_words_begin(plain_target, target):
@@ -230,7 +236,8 @@ def test_prompts_that_the_target_makes_up(engine, tmp_path):
     assert all(len(prompt) > 10 and prompt == prompt.strip() for prompt in made)
     assert any(prompt.startswith("def") for prompt in made)
     assert seen[-1] == (4, 4, "making up prompts")
-    assert make(engine, 2, tmp_path / "a.jsonl") == made[:2]
+    tokenizer, made_by = engine.tokenizer, {"target": "tiny"}
+    assert self_made_prompts(no_engine, tokenizer, 2, tmp_path / "a.jsonl", ignore, MADE, made_by=made_by) == made[:2]
     # The same again, and stopped on the way.
     make(engine, 1, tmp_path / "b.jsonl")
     assert make(engine, 4, tmp_path / "b.jsonl") == made

@@ -48,6 +48,18 @@ def test_a_template_without_such_a_token(plain_target):
     assert read(plain_target, example) == "<|user|>a b\n<|assistant|>[one two\n]"
 
 
+def test_a_tokenizer_that_puts_a_space_before_every_text(target):
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    target.tokenizer.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    target.tokenizer.chat_template = target.tokenizer.chat_template.replace("<|", " ").replace("|>", ":")
+    example = target.chat([USER, HELLO, AGAIN, HELLO])
+    # None before an answer, where the whole chat has none either.
+    text = " user:a b<eos> \n assistant:[one two<eos>] \n user:c<eos> \n assistant:[one two<eos>]"
+    assert read(target, example) == text
+    assert read(target, target.answered("a b", ", c")) == " a b[, c<eos>]"
+
+
 def test_several_turns(target):
     example = target.chat([USER, HELLO, AGAIN, HELLO, AGAIN])
     assert read(target, example) == (
