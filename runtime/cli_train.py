@@ -50,6 +50,14 @@ def train(
     held_out: Annotated[
         float, typer.Option(help="Share of the prompts that only measures.", rich_help_panel=DATA)
     ] = 0.05,
+    drop_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--drop-held-out",
+            help="Drop what shares text with the prompts that heads are measured on.",
+            rich_help_panel=DATA,
+        ),
+    ] = False,
     learn_prompts: Annotated[
         bool,
         typer.Option(
@@ -87,6 +95,8 @@ def train(
     optimizer: Annotated[
         str, typer.Option(help="muon (matrices by Muon, the rest by AdamW) or adamw.", rich_help_panel=LEARNING)
     ] = "muon",
+    warmup_steps: Annotated[int, typer.Option(help="Updates in which it rises.", rich_help_panel=LEARNING)] = 20,
+    weight_decay: Annotated[float, typer.Option(help="Of the optimiser.", rich_help_panel=LEARNING)] = 0.01,
     batch_tokens: Annotated[int, typer.Option(help="The most tokens of a batch.", rich_help_panel=LEARNING)] = 2048,
     batches_per_step: Annotated[
         int, typer.Option(help="Batches per update, shared among the processes.", rich_help_panel=LEARNING)
@@ -153,6 +163,8 @@ def train(
             epochs=epochs,
             optimizer=optimizer,
             learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            weight_decay=weight_decay,
             batch_tokens=batch_tokens,
             batches_per_step=batches_per_step,
             seed=seed,
@@ -182,6 +194,7 @@ def train(
         intermediate_size=intermediate_size,
         init_from=init_from,
         learn_prompts=learn_prompts,
+        drop_held_out=drop_held_out,
         held_out=held_out,
         target_dtype=target_dtype,
         device=device,

@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from ..models import resolve_model
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
-from .data import DataGatherer, Gathered, Note
+from .data import DataGatherer, Gathered
 from .memory import available_bytes, check_fits, need_of
 from .processes import first_alone
 from .request import TrainRequest
@@ -104,15 +104,9 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     return place
 
 
-def gather(request: TrainRequest, place: Place, accelerator: Any, note: Note, progress: ProgressCallback) -> Gathered:
-    """The run's examples; the first process lets the target answer while the others wait."""
-    gatherer = _gatherer(request, place, note, progress)
-    return first_alone(accelerator, gatherer.gather)
-
-
-def gather_dry(request: TrainRequest, place: Place, note: Note, progress: ProgressCallback) -> Gathered:
-    """The run's examples, or stand-ins for those that the target has not answered."""
-    return _gatherer(request, place, note, progress).gather_dry()
+def gatherer(request: TrainRequest, place: Place) -> DataGatherer:
+    """What makes the run's examples."""
+    return DataGatherer(request, place.directory, place.text, dtype=_name(place.dtype), device=place.device.type)
 
 
 def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
@@ -128,6 +122,7 @@ def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
         "target_dtype": _name(place.dtype),
         "held_out": request.held_out,
         "states": request.states,
+        "drop_held_out": request.drop_held_out,
         "learn_prompts": request.learn_prompts,
         "intermediate_size": request.intermediate_size,
         "draft_vocab_size": request.vocabulary_size(place.text.vocab_size),
@@ -147,7 +142,6 @@ def make_ready(
     gathered: Gathered,
     accelerator: Any,
     *,
-    note: Note,
     progress: ProgressCallback,
     identified: Callable[[dict[str, Any]], None] = lambda identity: None,
     keeps_states: bool = True,
@@ -159,7 +153,6 @@ def make_ready(
         place: the target.
         gathered: the examples.
         accelerator: accelerate's.
-        note: told what was found, a line at a time.
         progress: told how far the hidden states are.
         identified: told everything that the result depends on, before the target is loaded; may refuse.
         keeps_states: hidden states are kept on disk where the request says so; not in a dry run.
@@ -269,19 +262,6 @@ def _store_identity(
         dtype=_name(dtype),
         examples=examples_hash(examples),
         count=len(examples),
-    )
-
-
-def _gatherer(request: TrainRequest, place: Place, note: Note, progress: ProgressCallback) -> DataGatherer:
-    return DataGatherer(
-        request,
-        place.directory,
-        place.text,
-        place.fingerprint,
-        dtype=_name(place.dtype),
-        device=place.device.type,
-        progress=progress,
-        note=note,
     )
 
 

@@ -12,7 +12,7 @@ from ...model_zoo.training.registry import trainable
 from ...model_zoo.training.settings import TrainingSettings
 from ..checks import check_choice, check_integer, check_number
 from ..errors import ConfigError
-from .entries import check_data_name, self_made_count
+from .prepare import DataOptions
 
 STATES = ("online", "offline", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -54,6 +54,8 @@ class TrainRequest:
     intermediate_size: int | None = None
     init_from: Path | None = None
     learn_prompts: bool = False
+    drop_held_out: bool = False
+    """Examples that share text with the prompts that heads are measured on are dropped."""
     held_out: float = 0.05
     target_dtype: str = "auto"
     device: str = "auto"
@@ -64,18 +66,13 @@ class TrainRequest:
         if not self.data:
             raise ConfigError("there is no data to train on: name some with --data")
         for data in self.data:
-            check_data_name(data)
-            if self_made_count(data) is not None and not self.regenerate:
-                raise ConfigError(
-                    f"the prompts of {data!r} are made up by the target, which must answer them: drop --no-regenerate"
-                )
+            self.data_options(data)
         check_choice(ConfigError, "states", self.states, STATES)
         check_choice(ConfigError, "target_dtype", self.target_dtype, DTYPES)
         check_choice(ConfigError, "device", self.device, DEVICES)
         if self.states_dir is not None and self.states == "online":
             raise ConfigError("--states-dir is where --states offline or hybrid keeps hidden states; online keeps none")
-        for name, least in (("max_tokens", 1), ("max_length", 2), ("answer_rows", 1)):
-            check_integer(ConfigError, name, getattr(self, name), least)
+        check_integer(ConfigError, "answer_rows", self.answer_rows, 1)
         for name in ("draft_vocab_size", "intermediate_size"):
             if getattr(self, name) is not None:
                 check_integer(ConfigError, name, getattr(self, name), 1)
@@ -91,6 +88,18 @@ class TrainRequest:
     def head_options(self) -> Any:
         """The method's options object."""
         return make_options(self.method, trainable(self.method).options, self.options)
+
+    def data_options(self, data: str) -> DataOptions:
+        """How examples are made of one of `data`."""
+        return DataOptions(
+            data=data,
+            max_length=self.max_length,
+            regenerate=self.regenerate,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.settings.seed,
+            drop_held_out=self.drop_held_out,
+        )
 
     @property
     def num_drafts(self) -> int:

@@ -18,6 +18,8 @@ class TrainResult:
     """For the table at the end, `--json`, and a run that is asked for again."""
 
     method: str
+    engine_method: str
+    """`method` of a speculative config that drafts with it."""
     target: str
     out: str
     reason: str

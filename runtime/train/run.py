@@ -19,8 +19,7 @@ from .memory import peak_bytes, peak_device_bytes
 from .preparation import (
     Ready,
     check_run,
-    gather,
-    gather_dry,
+    gatherer,
     identity_before_data,
     look_at_target,
     make_ready,
@@ -64,7 +63,8 @@ def run(request: TrainRequest, note: Note) -> Ended:
         with _quiet_progress(main) as progress:
             place = look_at_target(request, accelerator, progress)
             check_run(request, identity_before_data(request, place), accelerator, partly=True)
-            gathered = gather(request, place, accelerator, say, progress)
+        gathered = gatherer(request, place).gather(accelerator, say)
+        with _quiet_progress(main) as progress:
             identity: dict[str, Any] = {}
 
             def identified(found: dict[str, Any]) -> None:
@@ -75,9 +75,7 @@ def run(request: TrainRequest, note: Note) -> Ended:
                     raise _EndedBeforeError(known)
 
             try:
-                ready = make_ready(
-                    request, place, gathered, accelerator, note=say, progress=progress, identified=identified
-                )
+                ready = make_ready(request, place, gathered, accelerator, progress=progress, identified=identified)
             except _EndedBeforeError as ended:
                 return Ended(result=ended.result, before=True)
         _describe(ready, say)
@@ -112,8 +110,8 @@ def dry_run(request: TrainRequest, note: Note) -> Estimate:
     accelerator = make_accelerator(request.device, request.settings.batches_per_step)
     with terminal_progress() as progress:
         place = look_at_target(request, accelerator, progress)
-        gathered = gather_dry(request, place, note, progress)
-        ready = make_ready(request, place, gathered, accelerator, note=note, progress=progress, keeps_states=False)
+        gathered = gatherer(request, place).gather_dry(note, progress)
+        ready = make_ready(request, place, gathered, accelerator, progress=progress, keeps_states=False)
     _describe(ready, note)
     return estimate(request, ready, accelerator)
 
@@ -141,6 +139,7 @@ def _result(request: TrainRequest, ready: Ready, trained: Trained, identity: dic
     weights = request.out / "model.safetensors"
     return TrainResult(
         method=request.method,
+        engine_method=ready.trainee.method,
         target=request.target,
         out=str(request.out),
         reason=trained.reason,

@@ -111,7 +111,9 @@ def show_result(result: TrainResult, console: Console) -> None:
 
 
 def _spec(result: TrainResult) -> str:
-    return json.dumps({"method": result.method, "model": result.out, "num_speculative_tokens": len(result.after.rates)})
+    return json.dumps(
+        {"method": result.engine_method, "model": result.out, "num_speculative_tokens": len(result.after.rates)}
+    )
 
 
 def _rates(rates: Sequence[float]) -> str:

@@ -53,7 +53,7 @@ def trained(command, tmp_path_factory):
 def test_a_run_tells_what_came_of_it(trained, tiny_model_path):
     out, stdout, stderr = trained
     assert "24 used" in stderr
-    assert "24 prompts answered" in stderr
+    assert "answers: 24, " in stderr
     assert re.search(r"update \d+ of \d+: loss .*accepted .*held out .* per round, \d+ tokens/s, 0:00 left", stderr)
     assert re.search(r"draft 1 .*%.*\n.*drafts 1 to 2 .*%", stdout)
     assert "peak memory" in stdout
@@ -111,7 +111,7 @@ def test_a_dry_run_writes_nothing(command, tmp_path):
 
 
 def test_hidden_states_are_kept_and_shared(command, trained, tmp_path):
-    answers = trained[0] / "training" / "answers-0.jsonl"
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
     shared = ("--no-regenerate", "--states-dir", str(tmp_path / "states"), "--epochs", "1")
     for method, states in (("eagle3", "offline"), ("dflash", "hybrid")):
         code, _, stderr = command(tmp_path / method, "--states", states, *shared, method=method, data=answers)
@@ -123,7 +123,7 @@ def test_hidden_states_are_kept_and_shared(command, trained, tmp_path):
 
 
 def test_a_run_begins_at_another_head(command, trained, tmp_path):
-    answers = trained[0] / "training" / "answers-0.jsonl"
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
     options = ("--no-regenerate", "--epochs", "1", "--learn-prompts", "--init-from", str(trained[0]))
     code, _, stderr = command(tmp_path / "head", *options, data=answers)
     assert code == 0, stderr

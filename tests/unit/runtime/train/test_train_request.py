@@ -57,7 +57,7 @@ def test_options_that_cannot_be(call, message):
         ({"data": ()}, "no data to train on"),
         ({"data": ("nothing.txt",)}, r"there is no data 'nothing\.txt'"),
         ({"data": ("mtbench",)}, "held out"),
-        ({"data": ("self:20",), "regenerate": False}, "drop --no-regenerate"),
+        ({"data": ("self:20",), "regenerate": False}, "must be answered by the target, too"),
         ({"states": "ofline"}, "states must be one of 'online', 'offline', 'hybrid', got 'ofline'"),
         ({"states_dir": Path("x")}, "online keeps none"),
         ({"held_out": 0.0}, "held_out must be"),
