@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from . import checkpoints
 from .batch import TrainingBatch, plan_batches
@@ -114,6 +115,7 @@ def train(
     accelerator: Any,
     watch: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
+    before_save: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Trains a head, from where the run in the directory stands.
 
@@ -129,6 +131,7 @@ def train(
         accelerator: accelerate's.
         watch: told about every update.
         stop: asked after every update; once it says so in any process, the run is saved and ends.
+        before_save: called before every checkpoint, to put on the disk what a run that goes on from it relies on.
 
     Raises:
         TrainingError: the loss or its gradient is not finite, or a checkpoint cannot be written; the last checkpoint
@@ -148,7 +151,19 @@ def train(
     model = accelerator.prepare(trainee)
     optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
     run = _Run(
-        trainee, model, optimizers, source, held_out, settings, directory, accelerator, watch, stop, log, position
+        trainee,
+        model,
+        optimizers,
+        source,
+        held_out,
+        settings,
+        directory,
+        accelerator,
+        watch,
+        stop,
+        before_save,
+        log,
+        position,
     )
     return run.go()
 
@@ -168,13 +183,14 @@ class _Run:
         accelerator: Any,
         watch: Callable[[Progress], None],
         stop: Callable[[], bool],
+        before_save: Callable[[], None],
         log: _Log,
         position: Position,
     ) -> None:
         self._trainee, self._model, self._optimizers = trainee, model, optimizers
         self._source, self._held_out, self._settings = source, held_out, settings
         self._directory, self._accelerator, self._log = directory, accelerator, log
-        self._watch, self._stop = watch, stop
+        self._watch, self._stop, self._before_save = watch, stop, before_save
         self._position = position
         self._acceptance = log.last_evaluation()
         self._save_now = self._stop_now = False
@@ -308,19 +324,28 @@ class _Run:
             }
         )
         if better and self._accelerator.is_main_process:
-            export_head(self._trainee, self._directory)
+            with self._writing("head"):
+                export_head(self._trainee, self._directory)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Says what a full disk means for the run."""
+        try:
+            yield
+        # The writers of torch and safetensors have errors of their own.
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise TrainingError(
+                f"the {what} of update {self._position.step} could not be written to {str(self._directory)!r}: "
+                f"{error}; the one before stays: make room and start again"
+            ) from None
 
     def _save(self) -> None:
+        self._before_save()
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
             state = self._directory / STATE_NAME
-            try:
+            with self._writing("checkpoint"):
                 checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
-            except (OSError, RuntimeError) as error:  # torch's own writer raises the latter when the disk is full
-                raise TrainingError(
-                    f"the checkpoint of update {self._position.step} could not be written to {str(state)!r}: {error}; "
-                    "the one before stays: make room and start again"
-                ) from None
         self._saved_at = time.monotonic()
 
 

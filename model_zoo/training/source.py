@@ -77,6 +77,11 @@ class ExampleSource:
             watch(done, total)
         self._store.flush()
 
+    def flush(self) -> None:
+        """Puts what was computed on the disk, where it is kept at all."""
+        if self._store is not None:
+            self._store.flush()
+
     def _hidden(
         self, indices: Sequence[int], tokens: torch.Tensor, valid: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

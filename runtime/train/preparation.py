@@ -66,6 +66,11 @@ class Ready:
     stored_bytes: int
     """That the hidden states of all examples take on disk, where they are kept."""
 
+    def flush(self) -> None:
+        """Puts hidden states that were computed on the disk, where they are kept."""
+        self.train_source.flush()
+        self.held_out_source.flush()
+
 
 def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCallback) -> Place:
     """Finds the target and checks what its files tell, before anything large is read.

@@ -90,6 +90,7 @@ def run(request: TrainRequest, note: Note) -> Ended:
                 accelerator=accelerator,
                 watch=watch,
                 stop=stop,
+                before_save=ready.flush,
             )
         if trained.reason == "stopped":
             return Ended(stopped=trained)

@@ -150,6 +150,15 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
     assert "Traceback" not in stderr
 
 
+def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftgraph.runtime.train.preparation.available_bytes", lambda device: 900_000)
+    code, _, stderr = command(tmp_path / "out")
+    assert code == 2
+    assert "in float32 needs about" in stderr
+    assert "0.9 MB are available" in stderr
+    assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
 def test_data_without_text_is_refused(command, tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     code, _, stderr = command(tmp_path / "out", data=tmp_path / "empty.txt")
