@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -81,16 +82,11 @@ class Eagle3Trainee(StateReader):
     def forward(self, batch: TrainingBatch, generator: torch.Generator) -> Outcome:
         """See `Trainee.forward`; nothing is random here."""
         rows = drafting_rows(batch, self.num_drafts)
-        hidden = self.fc(batch.states)
-        keys: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
         losses, hits = [], []
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        for step in range(self.num_drafts):
-            hidden = self._step(step, shifted(batch.tokens, 1 + step), hidden, keys, values)
+        loss = batch.final.new_zeros((), dtype=torch.float32)
+        for step, logits in enumerate(self.draft_logits(batch, rows)):
             known = rows.known[:, step]
             place = rows.index[known]
-            logits = self.lm_head(self.norm(hidden.flatten(0, 1).index_select(0, place)))
             written = batch.tokens.flatten().index_select(0, place + 2 + step)
             labels = self._vocabulary.labels(written)
             with torch.no_grad():
@@ -104,6 +100,15 @@ class Eagle3Trainee(StateReader):
         total = sum(self.options.step_decay**step for step in range(self.num_drafts))
         accepted, counted = prefix_hits(torch.stack(hits, 1), rows.known)
         return Outcome(loss / total, accepted, counted, {f"step {i + 1}": value for i, value in enumerate(losses)})
+
+    def draft_logits(self, batch: TrainingBatch, rows: DraftingRows) -> Iterator[torch.Tensor]:
+        """Of each step, the logits of the drafts that can be compared, [N of that step, Vd], in the order of `rows`."""
+        hidden = self.fc(batch.states)
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for step in range(self.num_drafts):
+            hidden = self._step(step, shifted(batch.tokens, 1 + step), hidden, keys, values)
+            yield self.lm_head(self.norm(hidden.flatten(0, 1).index_select(0, rows.index[rows.known[:, step]])))
 
     def _step(
         self,
