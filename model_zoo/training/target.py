@@ -65,7 +65,8 @@ class FrozenTarget:
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat([kept[index] for index in layers], -1), final
+        states = torch.cat([kept[index] for index in layers], -1) if layers else final[..., :0]
+        return states, final
 
     def facts(self, dtype: torch.dtype = torch.float32, last_layers: int = 4) -> TargetFacts:
         """What heads are built beside, in the type that they learn in."""

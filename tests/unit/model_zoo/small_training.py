@@ -14,7 +14,10 @@ from draftgraph.model_zoo.decoder import DecoderModel
 from draftgraph.model_zoo.dflash.training import DFlashOptions, DFlashTrainee
 from draftgraph.model_zoo.draft_checkpoint import load_head, open_draft
 from draftgraph.model_zoo.dspark.training import DSparkOptions, DSparkTrainee
+from draftgraph.model_zoo.eagle3.parallel_training import ParallelEagle3Options, ParallelEagle3Trainee
 from draftgraph.model_zoo.eagle3.training import Eagle3Options, Eagle3Trainee
+from draftgraph.model_zoo.medusa.training import MedusaOptions, MedusaTrainee
+from draftgraph.model_zoo.mtp.training import MtpOptions, MtpTrainee
 from draftgraph.model_zoo.training.batch import TrainingBatch
 from draftgraph.model_zoo.training.draft_vocabulary import DraftVocabulary
 from draftgraph.model_zoo.training.export import export_head
@@ -29,6 +32,9 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "dflash, all see each other": (DFlashTrainee, DFlashOptions, {"mask_token": 5, "causal": False}),
     "dflash, from the anchor": (DFlashTrainee, DFlashOptions, {"mask_token": 5, "from_anchor": True}),
     "dspark": (DSparkTrainee, DSparkOptions, {"mask_token": 5, "markov_rank": 6}),
+    "p-eagle": (ParallelEagle3Trainee, ParallelEagle3Options, {"mask_token": 5}),
+    "medusa": (MedusaTrainee, MedusaOptions, {"num_blocks": 2}),
+    "mtp": (MtpTrainee, MtpOptions, {}),
 }
 """By name, what makes a trainee: its class, its options' class, and the options besides `num_drafts`."""
 
@@ -124,6 +130,21 @@ class Loaded:
             hidden, logits = self.head.read_out(self.head.read_own(window, hidden, cache))
             found.append(logits[0])
         return found
+
+    @torch.inference_mode()
+    def parallel(self, text: Sequence[int], place: int, drafts: int) -> list[torch.Tensor]:
+        """The same of drafts that masked places make in one pass."""
+        masks, cache = drafts - 1, self.head.allocate_cache(2, CONTEXT)
+        states = torch.cat((self.states(text)[: place + 1], self.head.mask_state.expand(masks, -1)))
+        window = pack([([*text[1 : place + 2], *[self.head.mask_token] * masks], 0, 0)])
+        hidden = self.head.read_target(window, states, None, cache)[-drafts:]
+        return list(self.head.read_out(hidden)[1])
+
+    @torch.inference_mode()
+    def heads(self, text: Sequence[int], place: int, drafts: int) -> list[torch.Tensor]:
+        """The same of Medusa's heads."""
+        hidden = self.states(text)[place : place + 1]
+        return [self.head.logits(head, hidden)[0] for head in range(drafts)]
 
     @torch.inference_mode()
     def block(self, text: Sequence[int], anchor: int, drafts: int) -> tuple[torch.Tensor, torch.Tensor]:

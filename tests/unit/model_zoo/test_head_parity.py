@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_training import DRAFTS, VOCAB, Loaded, make_batch, make_trainee, save_target
 
-from draftgraph.model_zoo.eagle3.training import drafting_rows
 from draftgraph.model_zoo.training.blocks import choose_blocks
+from draftgraph.model_zoo.training.chains import drafting_rows
 from draftgraph.model_zoo.training.target import FrozenTarget
 
-FIRST = 4
+FIRST = 2
 TEXTS = [
     torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (13, 9)
 ]
@@ -32,9 +32,21 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("draft_vocab", [True, False])
-def test_eagle3_drafts(tmp_path, target_path, target, draft_vocab):
-    trainee = make_trainee("eagle3", target, draft_vocab=draft_vocab, noise=0.1)
+CHAINS = {
+    "eagle3": Loaded.chain,
+    "mtp": Loaded.chain,
+    "p-eagle": Loaded.parallel,
+    "medusa": Loaded.heads,
+}
+"""Of heads whose drafts follow every position, how the engine makes them."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft_vocab"),
+    [("eagle3", True), ("eagle3", False), ("p-eagle", True), ("medusa", True), ("medusa", False), ("mtp", False)],
+)
+def test_drafts_after_every_position(tmp_path, target_path, target, kind, draft_vocab):
+    trainee = make_trainee(kind, target, draft_vocab=draft_vocab, noise=0.1)
     batch, loaded = make_batch(target, trainee, TEXTS, FIRST), Loaded(trainee, tmp_path, target_path)
     rows = drafting_rows(batch, DRAFTS)
     with torch.no_grad():
@@ -43,11 +55,11 @@ def test_eagle3_drafts(tmp_path, target_path, target, draft_vocab):
     assert not rows.known.all()
     compared = 0
     for step, logits in enumerate(found):
-        places = rows.index[rows.known[:, step]].tolist()
+        places = rows.places(step).tolist()
         assert len(logits) == len(places)
         for values, place in zip(logits, places, strict=True):
             text, at = divmod(place, batch.tokens.shape[1])
-            close(values, loaded.chain(TEXTS[text], at, step + 1)[step])
+            close(values, CHAINS[kind](loaded, TEXTS[text], at, step + 1)[step])
             compared += 1
     assert compared == int(rows.known.sum())
 
