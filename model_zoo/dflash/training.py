@@ -103,7 +103,7 @@ class DFlashTrainee(StateReader):
         context = self.hidden_norm(self.fc(batch.states))
         tokens = batch.tokens.new_full((size, anchors, queries), self.options.mask_token)
         tokens[:, :, 0] = batch.tokens.gather(1, blocks.anchor)
-        hidden = self.embed(tokens.flatten(1), context.dtype)
+        hidden = self.embed(tokens.flatten(1), context.dtype) * self._target.embedding_scale
         places = (blocks.anchor[..., None] + torch.arange(queries, device=tokens.device)).flatten(1)
         before = torch.arange(length, device=tokens.device)
         mask, heads = visible(blocks, length, queries, causal=self.options.causal), self.shape.num_heads

@@ -107,8 +107,7 @@ class MtpTrainee(TargetTrainee):
         values: list[torch.Tensor] = []
         for step in range(self.num_drafts):
             hidden = self._step(step, shifted(batch.tokens, 1 + step), hidden, keys, values)
-            drafting = hidden.flatten(0, 1).index_select(0, rows.places(step))
-            yield drafting @ self._goal_head.T.to(drafting.dtype)
+            yield self.target_logits(hidden.flatten(0, 1).index_select(0, rows.places(step)))
 
     def _step(
         self,

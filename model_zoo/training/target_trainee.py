@@ -35,10 +35,15 @@ class TargetTrainee(Trainee):
         return ()
 
     def embed(self, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The target's embeddings, [..., Ht]."""
+        """The target's embeddings, [..., Ht], not scaled."""
         return nn.functional.embedding(tokens, self._embedding).to(dtype)
 
     def goal_logits(self, final: torch.Tensor) -> torch.Tensor:
         """The target's logits of the tokens that can be drafted: [N, Ht] to [N, Vd]."""
         with torch.no_grad():
-            return final @ self._goal_head.T.to(final.dtype)
+            return self.target_logits(final)
+
+    def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the target's head makes of hidden states, for heads that use it: [N, Ht] to [N, Vd]."""
+        logits, cap = hidden @ self._goal_head.T.to(hidden.dtype), self._target.soft_cap
+        return cap * torch.tanh(logits / cap) if cap else logits

@@ -44,6 +44,10 @@ class TargetFacts:
     """[Ht], the weight of the norm before the head; None where its form is another than x / rms(x) * weight."""
     layers: tuple[Mapping[str, torch.Tensor], ...]
     """Of its last layers, the weights by their names within a layer, where they are Llama's; the last one last."""
+    embedding_scale: float = 1.0
+    """What it multiplies embeddings with."""
+    soft_cap: float = 0.0
+    """Its logits are soft_cap * tanh(logits / soft_cap), as Gemma's are; 0: they are not capped."""
 
 
 class Trainee(nn.Module, ABC):

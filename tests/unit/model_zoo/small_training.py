@@ -20,12 +20,14 @@ from draftgraph.model_zoo.medusa.training import MedusaOptions, MedusaTrainee
 from draftgraph.model_zoo.mtp.training import MtpOptions, MtpTrainee
 from draftgraph.model_zoo.training.batch import TrainingBatch
 from draftgraph.model_zoo.training.draft_vocabulary import DraftVocabulary
+from draftgraph.model_zoo.training.examples import Example
 from draftgraph.model_zoo.training.export import export_head
 from draftgraph.model_zoo.training.target import FrozenTarget
 from draftgraph.model_zoo.training.trainee import Trainee
 
 VOCAB, HIDDEN, LAYERS, CONTEXT, DRAFTS = 90, 32, 3, 64, 3
 DRAFTABLE = torch.tensor([token for token in range(VOCAB) if token % 3])
+"""The tokens of the target's language: each is followed by the one 7 further on in this list, mostly."""
 KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "eagle3": (Eagle3Trainee, Eagle3Options, {}),
     "dflash": (DFlashTrainee, DFlashOptions, {"mask_token": 5}),
@@ -40,7 +42,7 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 
 
 def save_target(path: Path) -> Path:
-    """A random Llama with a tokenizer of one word per token."""
+    """A Llama that speaks a language, which its layers make a little less regular; its tokenizer has whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -64,7 +66,14 @@ def save_target(path: Path) -> Path:
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         if parameter.dim() == 1:
-            parameter.data += 0.3 * torch.randn(parameter.shape)
+            parameter.data += 0.2 * torch.randn(parameter.shape)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 0.04
+        layer.mlp.down_proj.weight.data *= 0.04
+    embedding, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    embedding /= embedding.norm(dim=1, keepdim=True)
+    head.zero_()
+    head[DRAFTABLE.roll(-7)] = 4.0 * embedding[DRAFTABLE]
     model.save_pretrained(path)
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -96,6 +105,20 @@ def make_batch(target: FrozenTarget, trainee: Trainee, texts: Sequence[Sequence[
     answer = valid & (torch.arange(length) >= first)
     states, final = target.hidden(tokens, valid, trainee.states_of(target.num_layers))
     return TrainingBatch(tokens, answer, valid, states, final)
+
+
+def answers(path: Path, count: int, length: int, seed: int) -> list[Example]:
+    """The target's greedy answers to random prompts of 3 tokens of its language."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(path)
+    chosen = torch.randint(len(DRAFTABLE), (count, 3), generator=torch.Generator().manual_seed(seed))
+    prompts = DRAFTABLE[chosen]
+    model.generation_config.eos_token_id = None
+    found = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=length, do_sample=False, pad_token_id=0
+    )
+    return [Example.answered(text[:3], text[3:]) for text in found.tolist()]
 
 
 class Loaded:
