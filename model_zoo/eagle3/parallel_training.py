@@ -26,6 +26,8 @@ class ParallelEagle3Options(Eagle3Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_drafts < 2:
+            raise ValueError(f"a head that drafts in parallel has at least 2 drafts, got num_drafts {self.num_drafts}")
         if self.mask_token < 0:
             raise ValueError(f"mask_token must be a token of the target, got {self.mask_token}")
 

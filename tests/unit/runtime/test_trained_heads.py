@@ -124,3 +124,18 @@ def test_beginning_at_a_head_with_another_draft_vocabulary(tmp_path, target):
 def test_a_prediction_module_drafts_all_tokens(target):
     with pytest.raises(ValueError, match="all 90 tokens: it cannot have a draft vocabulary of 60"):
         make_trainee("mtp", target, draft_vocab=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("p-eagle", {"num_drafts": 1}, "at least 2 drafts, got num_drafts 1"),
+        ("p-eagle", {"mask_token": 90}, "one of the target's tokens, 0 to 89, got 90"),
+        ("medusa", {"num_blocks": 0}, "num_blocks must be at least 1, got 0"),
+        ("medusa", {"step_decay": 1.5}, r"step_decay must lie in \(0, 1\], got 1.5"),
+        ("mtp", {"num_drafts": 0}, "num_drafts must be at least 1, got 0"),
+    ],
+)
+def test_options_out_of_range(target, kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainee(kind, target, draft_vocab=False, **options)
