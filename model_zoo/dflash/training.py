@@ -26,6 +26,7 @@ class DFlashOptions:
     num_drafts: int = 5
     """Drafts of a block."""
     num_layers: int = 2
+    """Decoder layers of the drafter."""
     anchors: int = 32
     """Anchors of a text in one batch."""
     decay: float = 3.0

@@ -19,7 +19,9 @@ from draftgraph.model_zoo.training.settings import TrainingSettings
 from draftgraph.model_zoo.training.trainee import Outcome, Trainee
 
 SIZE = 16
-SETTINGS = TrainingSettings(epochs=3, batch_tokens=24, batches_per_step=2, learning_rate=0.05, save_every=1e9)
+SETTINGS = TrainingSettings(
+    epochs=3, batch_tokens=24, batches_per_step=2, learning_rate=0.05, warmup_steps=3, patience=20, save_every=1e9
+)
 
 
 class OneMatrix(Trainee):
