@@ -16,6 +16,7 @@ from .batch import TrainingBatch, plan_batches
 from .checkpoints import Position
 from .export import export_head
 from .files import replace_file
+from .optimizers import make_optimizers, restore, set_rate, state_of
 from .settings import TrainingSettings
 from .trainee import Trainee
 
@@ -118,22 +119,18 @@ def train(
         CheckpointError: the run's state is damaged.
     """
     state_directory = directory / "training"
-    optimizer = torch.optim.AdamW(
-        [p for p in trainee.parameters() if p.requires_grad],
-        lr=settings.learning_rate,
-        betas=(0.9, 0.95),
-        weight_decay=settings.weight_decay,
-    )
+    optimizers = make_optimizers(trainee, settings)
     state_directory.mkdir(parents=True, exist_ok=True)
     position = Position()
     saved = checkpoints.load(state_directory)
     if saved is not None:
         trainee.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
+        restore(optimizers, saved[1])
         position = saved[2]
     log = _Log(state_directory / LOG_NAME, position.step, writes=accelerator.is_main_process)
-    model, optimizer = accelerator.prepare(trainee, optimizer)
-    run = _Run(trainee, model, optimizer, source, held_out, settings, directory, accelerator, watch, log, position)
+    model = accelerator.prepare(trainee)
+    optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
+    run = _Run(trainee, model, optimizers, source, held_out, settings, directory, accelerator, watch, log, position)
     return run.go()
 
 
@@ -144,7 +141,7 @@ class _Run:
         self,
         trainee: Trainee,
         model: torch.nn.Module,
-        optimizer: Any,
+        optimizers: dict[str, Any],
         source: BatchSource,
         held_out: BatchSource,
         settings: TrainingSettings,
@@ -154,7 +151,7 @@ class _Run:
         log: _Log,
         position: Position,
     ) -> None:
-        self._trainee, self._model, self._optimizer = trainee, model, optimizer
+        self._trainee, self._model, self._optimizers = trainee, model, optimizers
         self._source, self._held_out, self._settings = source, held_out, settings
         self._directory, self._accelerator, self._watch, self._log = directory, accelerator, watch, log
         self._position = position
@@ -209,8 +206,7 @@ class _Run:
         """One update of the weights."""
         accelerator, settings, position = self._accelerator, self._settings, self._position
         rank, world = accelerator.process_index, accelerator.num_processes
-        for group in self._optimizer.param_groups:
-            group["lr"] = settings.rate(position.step, total)
+        set_rate(self._optimizers.values(), settings.rate(position.step, total))
         mine = batches[rank::world]
         sums = torch.zeros(1 + 2 * self._trainee.num_drafts)
         tokens, parts = 0, dict[str, float]()
@@ -232,8 +228,9 @@ class _Run:
                 f"learning rate below {settings.learning_rate:g} may help"
             )
         accelerator.clip_grad_norm_([p for p in self._model.parameters() if p.requires_grad], settings.clip_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
         accepted, counted = sums[1:-1].chunk(2)
         rates = tuple((accepted / counted.clamp_min(1.0)).tolist())
         self._position = replace(
@@ -272,7 +269,7 @@ class _Run:
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
             state = self._directory / "training"
-            checkpoints.save(state, self._trainee.state_dict(), self._optimizer.state_dict(), self._position)
+            checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
         self._saved_at = time.monotonic()
 
 

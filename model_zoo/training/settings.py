@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+OPTIMIZERS = ("muon", "adamw")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """The optimiser's and the schedule's choices; a run is a function of these, its data and its options."""
 
     epochs: int = 3
+    optimizer: str = "muon"
+    """One of `OPTIMIZERS`."""
     learning_rate: float = 1e-3
     """At its peak."""
     warmup_steps: int = 20
@@ -33,6 +37,8 @@ class TrainingSettings:
     """Seconds between two checkpoints."""
 
     def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         for name in ("epochs", "batch_tokens", "batches_per_step", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
