@@ -15,19 +15,18 @@ from draftgraph.model_zoo.checkpoint import read_config
 from draftgraph.model_zoo.draft_checkpoint import open_draft
 from draftgraph.model_zoo.training.overlap import overlap
 from draftgraph.model_zoo.weights_identity import weights_identity
-from draftgraph.runtime.bench.prompt_sets import load_prompt_set
 from draftgraph.runtime.cache import complete_entry
 from draftgraph.runtime.engine_config import EngineConfig
 from draftgraph.runtime.loading import LoadedModel, build_core, load_target
 from draftgraph.runtime.models import model_source
 from draftgraph.runtime.shipped_heads import HEADS_DIRECTORY, ShippedHead, shipped_head
 from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.train.held_out import HELD_OUT, held_out_texts
 from draftgraph.runtime.train.ship_head import LARGEST_BYTES
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "dflash", "dspark")
 ANSWERS = HEADS_DIRECTORY / TARGET / "answers.jsonl.gz"
-HELD_OUT = (("mtbench", 80), ("humaneval", 40))
 PROMPTS = (
     [{"role": "user", "content": "Give me three tips for learning to cook."}],
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -119,11 +118,11 @@ def test_the_text_is_plain_decoding_s(head, plain):
 def test_the_training_text_holds_nothing_that_is_measured_on():
     if not ANSWERS.is_file():
         pytest.skip(f"there is no training text {ANSWERS}")
-    for name, _ in HELD_OUT:
+    for name in HELD_OUT:
         if complete_entry(f"prompts-{name}") is None:
             pytest.skip(f"the prompt set {name} is not in the cache: run `draftgraph bench {TARGET} --prompts {name}`")
-    held_out = [text_of(case.prompt) for name, count in HELD_OUT for case in load_prompt_set(name, count, silent)]
-    assert len(held_out) == sum(count for _, count in HELD_OUT)
+    held_out = held_out_texts(silent)
+    assert len(held_out) == 120, "MT-bench's 80 first turns and HumanEval's first 40"
     lines = gzip.decompress(ANSWERS.read_bytes()).decode("utf-8").split("\n")
     texts = [text for line in lines if line for text in parts_of(json.loads(line))]
     assert len(texts) > 100
@@ -131,11 +130,9 @@ def test_the_training_text_holds_nothing_that_is_measured_on():
 
 
 def parts_of(line: dict[str, Any]) -> tuple[str, str]:
-    return text_of(line["prompt"]), text_of(line["answer"])
-
-
-def text_of(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    prompt = line["prompt"]
+    asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    return asked, line["answer"]
 
 
 def silent(*_: object) -> None:
