@@ -24,8 +24,8 @@ def train(
     data: Annotated[
         list[str],
         typer.Option(
-            help="A .txt file or a directory of them, a .jsonl file of prompts, chats or answers, the name of a prompt "
-            "set, or self:COUNT for prompts that the target makes up; repeatable.",
+            help="A .txt file or a directory of them, a .jsonl or .jsonl.gz file of prompts, chats or answers, a "
+            "prompt set by its name, or self:COUNT for prompts that the target makes up; repeatable.",
             rich_help_panel=DATA,
         ),
     ],
