@@ -19,7 +19,7 @@ DATA, HEAD, LEARNING, STATES, RUN = "Data", "Head", "Learning", "Hidden states",
 
 @readable_errors
 def train(
-    method: Annotated[str, typer.Argument(help="eagle3, dflash, dspark, or another head that can be trained.")],
+    method: Annotated[str, typer.Argument(help="eagle3, p-eagle, dflash, dspark, medusa or mtp.")],
     target: Annotated[str, typer.Option(help="An alias (smollm2-135m), a hub id, a GGUF file or a directory.")],
     data: Annotated[
         list[str],

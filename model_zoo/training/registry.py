@@ -9,8 +9,11 @@ from typing import Any
 
 from ..dflash.training import DFlashOptions, DFlashTrainee
 from ..dspark.training import DSparkOptions, DSparkTrainee
+from ..eagle3.parallel_training import ParallelEagle3Options, ParallelEagle3Trainee
 from ..eagle3.training import Eagle3Options, Eagle3Trainee
 from ..errors import TrainingConfigError
+from ..medusa.training import MedusaOptions, MedusaTrainee
+from ..mtp.training import MtpOptions, MtpTrainee
 from .draft_vocabulary import DraftVocabulary
 from .layers import LayerShape
 from .trainee import TargetFacts, Trainee
@@ -32,6 +35,9 @@ METHODS: dict[str, TrainableMethod] = {
     "eagle3": TrainableMethod(Eagle3Options, Eagle3Trainee),
     "dflash": TrainableMethod(DFlashOptions, DFlashTrainee),
     "dspark": TrainableMethod(DSparkOptions, DSparkTrainee),
+    "p-eagle": TrainableMethod(ParallelEagle3Options, ParallelEagle3Trainee),
+    "medusa": TrainableMethod(MedusaOptions, MedusaTrainee),
+    "mtp": TrainableMethod(MtpOptions, MtpTrainee, reduced_vocabulary=False),
 }
 
 
