@@ -362,7 +362,7 @@ class _Log:
                     entry = json.loads(line)
                 except ValueError:  # cut short by a kill
                     break
-                if entry["step"] > step:
+                if entry["step"] > step or step == 0:
                     break
                 kept.append(line + "\n")
                 self._last = entry if "held_out_length" in entry else self._last

@@ -93,7 +93,9 @@ def _read(kind: Any, text: str) -> Any:
             raise ValueError(text)
         return None
     if kind is bool:
-        return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else int("no flag")
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
         return tuple(_read(inner, part.strip()) for part in text.strip("()[]").split(",") if part.strip())
@@ -102,14 +104,10 @@ def _read(kind: Any, text: str) -> Any:
 
 def _kind_name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
-        return f"a list of {_kind_name(typing.get_args(kind)[0])} with commas between"
-    return {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        types.NoneType: "none",
-    }.get(kind, str(kind))
+        plural = {int: "integers", float: "numbers"}.get(typing.get_args(kind)[0], "values")
+        return f"{plural} with commas between"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
+    return names.get(kind, str(kind))
 
 
 def _shown(value: Any) -> str:

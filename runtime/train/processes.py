@@ -17,7 +17,7 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
     """What runs the loop in all processes.
 
     Args:
-        device: cpu, cuda, or auto: what accelerate finds.
+        device: cpu, cuda, or auto, which is cuda where there is one.
         batches_per_step: which the processes must share evenly.
 
     Raises:
@@ -31,7 +31,8 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda cannot be used: PyTorch finds no GPU; accepted: cpu, auto")
     accelerator = Accelerator(
-        cpu=device == "cpu",
+        # Of the devices that accelerate knows, the engine has these two.
+        cpu=device == "cpu" or not torch.cuda.is_available(),
         mixed_precision="no",
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=_LONGEST_WAIT),

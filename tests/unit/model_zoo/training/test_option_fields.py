@@ -29,7 +29,7 @@ def test_texts_become_options():
         ),
         ({"decay": "fast"}, r"option decay of dspark must be a number, got 'fast'"),
         ({"causal": "yes"}, r"option causal of dspark must be true or false, got 'yes'"),
-        ({"aux_layers": "1,x"}, r"must be a list of an integer with commas between or none, got '1,x'"),
+        ({"aux_layers": "1,x"}, r"must be integers with commas between or none, got '1,x'"),
         ({"num_drafts": "0"}, r"options of dspark: num_drafts must be at least 1, got 0"),
     ],
 )

@@ -22,7 +22,7 @@ from draftgraph.runtime.cli import app
 
 @pytest.fixture(scope="module")
 def arguments(tiny_model_path, tmp_path_factory):
-    """Of a run of 60 updates on answered prompts, without `--out`."""
+    """Of a run of some 60 updates on answered prompts, without `--out`."""
     draw = random.Random(3)
     file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     with file.open("w") as lines:
@@ -33,7 +33,7 @@ def arguments(tiny_model_path, tmp_path_factory):
     return [
         *("train", "dspark", "--target", str(tiny_model_path), "--data", str(file), "--no-regenerate"),
         *("--target-dtype", "float32", "--num-drafts", "2", "--num-layers", "1", "--intermediate-size", "32"),
-        *("--batch-tokens", "128", "--epochs", "4", "--option", "anchors=8", "--device", "cpu"),
+        *("--batch-tokens", "64", "--epochs", "3", "--option", "anchors=8", "--device", "cpu"),
     ]
 
 
