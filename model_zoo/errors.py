@@ -9,3 +9,7 @@ class CheckpointError(ValueError):
 
 class UnsupportedModelError(ValueError):
     """The checkpoint is sound, but of a kind that is not implemented."""
+
+
+class TrainingDataError(ValueError):
+    """Examples, token counts or stored hidden states are malformed, do not fit together, or cannot be kept."""

@@ -1,0 +1,93 @@
+"""A training run on disk, so that it can be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+from .files import replace_file
+
+_NAME, _IDENTITY = "checkpoint.pt", "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a run is. What comes next follows from it and the seed."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that were trained on."""
+    step: int = 0
+    """Updates of the weights."""
+    tokens: int = 0
+    """Tokens that were trained on."""
+    seconds: float = 0.0
+    """Time that was spent."""
+    best: float = 0.0
+    """The best acceptance length on the held-out texts."""
+    stale: int = 0
+    """Evaluations since it was reached."""
+
+
+def check_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+    """Compares what a run is with what was begun in its directory, and notes it if nothing was.
+
+    Args:
+        directory: of the run's state; made if needed.
+        identity: plain values by name, whatever the result depends on.
+
+    Raises:
+        CheckpointError: another run was begun there; the message has every difference.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / _IDENTITY
+    plain = json.loads(json.dumps(identity))
+    if not path.exists():
+        with replace_file(path) as part:
+            part.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): remove {directory} to begin anew") from None
+    names = sorted({*found, *plain})
+    different = [
+        f"{name} was {found.get(name)!r} and is {plain.get(name)!r}"
+        for name in names
+        if found.get(name) != plain.get(name)
+    ]
+    if different:
+        raise CheckpointError(
+            f"{directory} holds a run of another kind: {'; '.join(different)}; ask for the same, or train into another "
+            "directory"
+        )
+
+
+def save(directory: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any], position: Position) -> None:
+    """Puts a checkpoint in the place of the one before, whole or not at all."""
+    content = {"model": dict(model), "optimizer": dict(optimizer), "position": asdict(position)}
+    with replace_file(directory / _NAME) as part:
+        torch.save(content, part)
+
+
+def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any], Position] | None:
+    """What was saved last: model, optimiser and position; None where nothing was.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = directory / _NAME
+    if not path.exists():
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        return content["model"], content["optimizer"], Position(**content["position"])
+    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): remove it to begin anew") from None

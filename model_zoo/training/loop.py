@@ -1,0 +1,302 @@
+"""The training loop: one process on a laptop, many on GPUs, through accelerate."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from . import checkpoints
+from .batch import TrainingBatch, plan_batches
+from .checkpoints import Position
+from .export import export_head
+from .files import replace_file
+from .optimizers import make_optimizers, restore, set_rate, state_of
+from .settings import TrainingSettings
+from .trainee import Trainee
+
+LOG_NAME = "log.jsonl"
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on."""
+
+
+class BatchSource(Protocol):
+    """Texts with what the target makes of them."""
+
+    lengths: Sequence[int]
+    """Tokens of each text."""
+
+    def batch(self, indices: Sequence[int]) -> TrainingBatch:
+        """Some texts side by side, on the head's device."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How a head does on texts that it was not trained on."""
+
+    loss: float
+    rates: tuple[float, ...]
+    """Of each i, the share of places where drafts 1 to i are all what the target wrote."""
+
+    @property
+    def length(self) -> float:
+        """Tokens per round that this gives, the target's own included."""
+        return 1.0 + sum(self.rates)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """For whoever watches."""
+
+    position: Position
+    total_steps: int
+    loss: float
+    rates: tuple[float, ...]
+    """Of the last batches, see `Acceptance`."""
+    held_out: Acceptance | None
+    """Of the last evaluation."""
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a run ended."""
+
+    position: Position
+    held_out: Acceptance | None
+    reason: str
+    """"finished", or "no better" after `patience` evaluations."""
+
+
+@torch.no_grad()
+def evaluate(trainee: torch.nn.Module, source: BatchSource, settings: TrainingSettings) -> Acceptance:
+    """A head's acceptance over all texts of a source, the same ones with the same random choices every time."""
+    plan = plan_batches(source.lengths, budget=settings.batch_tokens, seed=0, epoch=0)
+    training = trainee.training
+    trainee.eval()
+    loss, accepted, counted = 0.0, torch.zeros(()), torch.zeros(())
+    for number, indices in enumerate(plan):
+        outcome = trainee(source.batch(indices), _generator(0, number, 0))
+        loss += float(outcome.loss) / len(plan)
+        accepted, counted = accepted + outcome.accepted.cpu(), counted + outcome.counted.cpu()
+    trainee.train(training)
+    return Acceptance(loss, tuple((accepted / counted.clamp_min(1.0)).tolist()))
+
+
+def train(
+    trainee: Trainee,
+    source: BatchSource,
+    held_out: BatchSource,
+    settings: TrainingSettings,
+    directory: Path,
+    *,
+    accelerator: Any,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> Trained:
+    """Trains a head, from where the run in the directory stands.
+
+    The head with the best acceptance so far lies in the directory, ready to be loaded; the run's state and its log lie
+    in its folder `training`.
+
+    Args:
+        trainee: the head, as it begins.
+        source: the texts.
+        held_out: texts that it is not trained on.
+        settings: of the run.
+        directory: of the head.
+        accelerator: accelerate's.
+        watch: told about every update.
+
+    Raises:
+        TrainingError: the loss is not finite; the last checkpoint stays.
+        CheckpointError: the run's state is damaged.
+    """
+    state_directory = directory / "training"
+    optimizers = make_optimizers(trainee, settings)
+    state_directory.mkdir(parents=True, exist_ok=True)
+    position = Position()
+    saved = checkpoints.load(state_directory)
+    if saved is not None:
+        trainee.load_state_dict(saved[0])
+        restore(optimizers, saved[1])
+        position = saved[2]
+    log = _Log(state_directory / LOG_NAME, position.step, writes=accelerator.is_main_process)
+    model = accelerator.prepare(trainee)
+    optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
+    run = _Run(trainee, model, optimizers, source, held_out, settings, directory, accelerator, watch, log, position)
+    return run.go()
+
+
+class _Run:
+    """A run in memory."""
+
+    def __init__(
+        self,
+        trainee: Trainee,
+        model: torch.nn.Module,
+        optimizers: dict[str, Any],
+        source: BatchSource,
+        held_out: BatchSource,
+        settings: TrainingSettings,
+        directory: Path,
+        accelerator: Any,
+        watch: Callable[[Progress], None],
+        log: _Log,
+        position: Position,
+    ) -> None:
+        self._trainee, self._model, self._optimizers = trainee, model, optimizers
+        self._source, self._held_out, self._settings = source, held_out, settings
+        self._directory, self._accelerator, self._watch, self._log = directory, accelerator, watch, log
+        self._position = position
+        self._acceptance: Acceptance | None = None
+        self._saved_at = self._began = time.monotonic()
+        self._before = position.seconds
+        world = accelerator.num_processes
+        if settings.batches_per_step % world:
+            raise TrainingError(
+                f"batches_per_step is {settings.batches_per_step}, which {world} processes cannot share evenly: use a "
+                f"multiple of {world}"
+            )
+
+    def _plan(self, epoch: int) -> list[list[list[int]]]:
+        """The updates of an epoch: the batches of each. A last update may have fewer."""
+        settings = self._settings
+        batches = plan_batches(self._source.lengths, budget=settings.batch_tokens, seed=settings.seed, epoch=epoch)
+        size = settings.batches_per_step
+        return [batches[start : start + size] for start in range(0, len(batches), size)]
+
+    def go(self) -> Trained:
+        """Trains to the end."""
+        settings, reason = self._settings, "finished"
+        # Every epoch has about as many; the schedule needs one number that does not change.
+        total = settings.epochs * len(self._plan(0))
+        if self._position.step == 0:
+            self._judge(keep=True)
+        while self._position.epoch < settings.epochs:
+            plan = self._plan(self._position.epoch)
+            for batches in plan[self._position.batch :]:
+                self._update(batches, total)
+                every = settings.evaluate_every
+                if every and self._position.step % every == 0 and self._position.batch < len(plan):
+                    self._judge()
+                if self._position.stale >= settings.patience:
+                    break
+                if time.monotonic() - self._saved_at > settings.save_every:
+                    self._save()
+            if self._position.stale >= settings.patience:
+                reason = "no better"
+                break
+            self._position = replace(self._position, epoch=self._position.epoch + 1, batch=0)
+            self._judge()
+            self._save()
+            if self._position.stale >= settings.patience:
+                reason = "no better"
+                break
+        self._save()
+        return Trained(self._position, self._acceptance, reason)
+
+    def _update(self, batches: list[list[int]], total: int) -> None:
+        """One update of the weights."""
+        accelerator, settings, position = self._accelerator, self._settings, self._position
+        rank, world = accelerator.process_index, accelerator.num_processes
+        set_rate(self._optimizers.values(), settings.rate(position.step, total))
+        mine = batches[rank::world]
+        sums = torch.zeros(1 + 2 * self._trainee.num_drafts)
+        tokens, parts = 0, dict[str, float]()
+        for number, indices in enumerate(mine):
+            batch = self._source.batch(indices)
+            generator = _generator(settings.seed, position.step, rank + world * number)
+            with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bfloat16):
+                outcome = self._model(batch, generator)
+            # DDP takes the mean over processes, and the update is the mean over all batches.
+            accelerator.backward(outcome.loss * world / len(batches))
+            sums += torch.cat((outcome.loss.detach()[None] / len(batches), outcome.accepted, outcome.counted)).cpu()
+            tokens += int(batch.valid.sum())
+            parts = {name: float(value) for name, value in outcome.parts.items()}
+        sums = accelerator.reduce(torch.cat((sums, torch.tensor([float(tokens)]))).to(accelerator.device)).cpu()
+        loss, tokens = float(sums[0]), int(sums[-1])
+        if not torch.isfinite(sums[0]):
+            raise TrainingError(
+                f"the loss of update {position.step} is {loss}: training stops, and the checkpoint before it stays; a "
+                f"learning rate below {settings.learning_rate:g} may help"
+            )
+        accelerator.clip_grad_norm_([p for p in self._model.parameters() if p.requires_grad], settings.clip_norm)
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        accepted, counted = sums[1:-1].chunk(2)
+        rates = tuple((accepted / counted.clamp_min(1.0)).tolist())
+        self._position = replace(
+            position,
+            batch=position.batch + 1,
+            step=position.step + 1,
+            tokens=position.tokens + tokens,
+            seconds=self._before + time.monotonic() - self._began,
+        )
+        self._log.write({"step": self._position.step, "tokens": self._position.tokens, "loss": loss, "rates": rates})
+        self._watch(Progress(self._position, total, loss, rates, self._acceptance, parts))
+
+    def _judge(self, keep: bool = False) -> None:
+        """Evaluates, and exports the head if it is the best so far."""
+        found = self._acceptance = evaluate(self._trainee, self._held_out, self._settings)
+        better = keep or found.length > self._position.best
+        self._position = replace(
+            self._position,
+            best=found.length if better else self._position.best,
+            stale=0 if better else self._position.stale + 1,
+        )
+        self._log.write(
+            {
+                "step": self._position.step,
+                "tokens": self._position.tokens,
+                "seconds": self._position.seconds,
+                "held_out_loss": found.loss,
+                "held_out_rates": found.rates,
+                "held_out_length": found.length,
+            }
+        )
+        if better and self._accelerator.is_main_process:
+            export_head(self._trainee, self._directory)
+
+    def _save(self) -> None:
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            state = self._directory / "training"
+            checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
+        self._saved_at = time.monotonic()
+
+
+class _Log:
+    """One JSON object per line; what was written after the last checkpoint is dropped when a run goes on."""
+
+    def __init__(self, path: Path, step: int, *, writes: bool) -> None:
+        self._path, self._writes = path, writes
+        if writes and path.exists():
+            kept = []
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:  # cut short by a kill
+                    break
+                if entry["step"] > step:
+                    break
+                kept.append(line + "\n")
+            with replace_file(path) as part:
+                part.write_text("".join(kept), encoding="utf-8")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        if self._writes:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def _generator(seed: int, step: int, number: int) -> torch.Generator:
+    """Of one batch's random choices, however often the run was resumed and however many processes share it."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 1009 + number)

@@ -1,0 +1,1 @@
+"""What training needs of the engine and of the command line: prompts, and the target's own answers to them."""
