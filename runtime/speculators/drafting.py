@@ -128,7 +128,7 @@ class DraftChooser:
     def chosen(self, bucket: int) -> torch.Tensor:
         """int32 [B]: every row's last draft, in the ids that the drafter reads; the next call of `draft` overwrites it.
 
-        It is there whether or not the row had room for it; 0 where the logits failed.
+        It is there whether or not the row had room for it; the first token that it knows where the logits failed.
         """
         return self._chosen[:bucket]
 
