@@ -13,3 +13,7 @@ class UnsupportedModelError(ValueError):
 
 class TrainingDataError(ValueError):
     """Examples, token counts or stored hidden states are malformed, do not fit together, or cannot be kept."""
+
+
+class TrainingConfigError(ValueError):
+    """An option of training is unknown or out of range."""

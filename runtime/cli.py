@@ -1,4 +1,4 @@
-"""The command line: `demo`, `generate`, `bench`, `profile`, `plan`, `gate`, `fetch`, `inspect` and `doctor`."""
+"""The command line: `demo`, `generate`, `bench`, `train`, `profile`, `plan`, `gate`, `fetch`, `inspect`, `doctor`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .cli_generate import generate
 from .cli_inspect import inspect
 from .cli_plan import plan
 from .cli_profile import profile
+from .cli_train import train
 
 app = typer.Typer(
     name="draftgraph",
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, bench, profile, plan, gate, fetch, inspect, doctor):
+for command in (demo, generate, bench, train, profile, plan, gate, fetch, inspect, doctor):
     app.command()(command)
 
 

@@ -30,7 +30,7 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError("the prompt is empty; it needs at least one token")
-        ids = _encode_text(prompt, tokenizer, add_special_tokens=True)
+        ids = encode_text(prompt, tokenizer, add_special_tokens=True)
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         ids = _encode_chat(prompt, tokenizer)
     elif isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):
@@ -57,7 +57,8 @@ def encode_prompt(prompt: Any, tokenizer: Any, *, vocab_size: int, max_model_len
     return tuple(ids)
 
 
-def _encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool) -> list[int]:
+def encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of text; raises `RequestError` where it holds what is no Unicode character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -69,6 +70,12 @@ def _encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool) -> list
 
 
 def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+    check_messages(messages)
+    return encode_text(render_chat(messages, tokenizer, begin=True), tokenizer, add_special_tokens=False)
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raises `RequestError` for a chat message that has no role or whose content is no text."""
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise RequestError(f"chat message {number} must have a 'role' and a 'content', got {message!r}")
@@ -77,14 +84,21 @@ def _encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
                 f"the content of chat message {number} must be a string, got {message['content']!r}: models here "
                 "read text only"
             )
+
+
+def render_chat(messages: Sequence[Message], tokenizer: Any, *, begin: bool) -> str:
+    """A chat as the model's template writes it; with `begin`, up to where the assistant begins to write.
+
+    Raises `RequestError` if there is no template, or it refuses the messages.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model's tokenizer has no chat template; pass the prompt as a string")
     try:
-        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=begin)
     except Exception as error:  # a template may raise anything, often on purpose
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(f"the model's chat template refused these messages: {reason}") from error
-    return _encode_text(text, tokenizer, add_special_tokens=False)
+    return str(text)
 
 
 def _is_integer(value: Any) -> bool:

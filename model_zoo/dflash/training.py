@@ -80,14 +80,21 @@ class DFlashTrainee(StateReader):
     def forward(self, batch: TrainingBatch, generator: torch.Generator) -> Outcome:
         """See `Trainee.forward`; the anchors are random."""
         blocks = choose_blocks(batch, self.num_drafts, self.options.anchors, generator)
-        hidden = self.norm(self.read_blocks(batch, blocks))[:, :, -self.num_drafts :]
-        known = blocks.known
-        hidden, ahead = hidden[known], blocks.ahead[known]
-        labels = self._vocabulary.labels(ahead)
-        logits = self.lm_head(hidden)
+        labels = self._vocabulary.labels(blocks.ahead[blocks.known])
+        logits = self.draft_logits(batch, blocks)
         goal = self.goal(batch, blocks)
-        loss = weighted_mean(distribution_loss(logits, goal), self.weights(known) * (labels >= 0))
-        return self.outcome(loss, logits, labels, known, {})
+        loss = weighted_mean(distribution_loss(logits, goal), self.weights(blocks.known) * (labels >= 0))
+        return self.outcome(loss, logits, labels, blocks.known, {})
+
+    def draft_logits(self, batch: TrainingBatch, blocks: Blocks) -> torch.Tensor:
+        """The logits of every known draft, [N, Vd]."""
+        logits: torch.Tensor = self.lm_head(self.drafting(batch, blocks))
+        return logits
+
+    def drafting(self, batch: TrainingBatch, blocks: Blocks) -> torch.Tensor:
+        """The output of the queries that draft, after the final norm, where the draft is known: [N, H]."""
+        normed: torch.Tensor = self.norm(self.read_blocks(batch, blocks))
+        return normed[:, :, -self.num_drafts :][blocks.known]
 
     def read_blocks(self, batch: TrainingBatch, blocks: Blocks) -> torch.Tensor:
         """The layers' output for every query, [B, A, S, H], before the final norm."""
@@ -96,7 +103,7 @@ class DFlashTrainee(StateReader):
         context = self.hidden_norm(self.fc(batch.states))
         tokens = batch.tokens.new_full((size, anchors, queries), self.options.mask_token)
         tokens[:, :, 0] = batch.tokens.gather(1, blocks.anchor)
-        hidden = self.embed(tokens.flatten(1), context.dtype)
+        hidden = self.embed(tokens.flatten(1), context.dtype) * self._target.embedding_scale
         places = (blocks.anchor[..., None] + torch.arange(queries, device=tokens.device)).flatten(1)
         before = torch.arange(length, device=tokens.device)
         mask, heads = visible(blocks, length, queries, causal=self.options.causal), self.shape.num_heads

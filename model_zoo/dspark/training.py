@@ -11,7 +11,7 @@ from torch import nn
 
 from ..dflash.training import DFlashOptions, DFlashTrainee
 from ..training.batch import TrainingBatch
-from ..training.blocks import choose_blocks
+from ..training.blocks import Blocks, choose_blocks
 from ..training.draft_vocabulary import DraftVocabulary
 from ..training.layers import LayerShape
 from ..training.losses import distribution_loss, overlap, weighted_mean
@@ -76,22 +76,31 @@ class DSparkTrainee(DFlashTrainee):
     def forward(self, batch: TrainingBatch, generator: torch.Generator) -> Outcome:
         """See `Trainee.forward`; the token before each draft is the one that the target wrote."""
         blocks = choose_blocks(batch, self.num_drafts, self.options.anchors, generator)
-        hidden = self.norm(self.read_blocks(batch, blocks))[:, :, -self.num_drafts :]
         known = blocks.known
-        before = torch.cat((batch.tokens.gather(1, blocks.anchor)[..., None], blocks.ahead[..., :-1]), -1)[known]
-        hidden, labels = hidden[known], self._vocabulary.labels(blocks.ahead[known])
-        previous = self.markov_head.markov_w1(before)
-        logits = self.lm_head(hidden) + self.markov_head.markov_w2(previous)
+        labels = self._vocabulary.labels(blocks.ahead[known])
+        logits, score = self.corrected(batch, blocks)
         goal = self.goal(batch, blocks)
         weights = self.weights(known) * (labels >= 0)
         drafts = weighted_mean(distribution_loss(logits, goal), weights)
-        score = self.confidence_head.proj(torch.cat((hidden, previous), -1))[:, 0].float()
         confidence = weighted_mean(
             F.binary_cross_entropy_with_logits(score, overlap(logits, goal).detach(), reduction="none"), weights
         )
         loss = drafts + self.options.confidence_weight * confidence
         parts = {"drafts": drafts.detach(), "confidence": confidence.detach()}
         return self.outcome(loss, logits, labels, known, parts)
+
+    def draft_logits(self, batch: TrainingBatch, blocks: Blocks) -> torch.Tensor:
+        """The logits of every known draft after what the target wrote before it, [N, Vd]."""
+        return self.corrected(batch, blocks)[0]
+
+    def corrected(self, batch: TrainingBatch, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those logits, and float32 [N], the logits of the drafts' chances to be accepted."""
+        hidden = self.drafting(batch, blocks)
+        before = torch.cat((batch.tokens.gather(1, blocks.anchor)[..., None], blocks.ahead[..., :-1]), -1)
+        previous = self.markov_head.markov_w1(before[blocks.known])
+        logits = self.lm_head(hidden) + self.markov_head.markov_w2(previous)
+        score = self.confidence_head.proj(torch.cat((hidden, previous), -1))[:, 0].float()
+        return logits, score
 
     def config_json(self) -> dict[str, Any]:
         """See `Trainee.config_json`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -9,10 +10,10 @@ import torch
 from torch import nn
 
 from ..training.batch import TrainingBatch
+from ..training.chains import DraftingRows, attend, compare_chains, drafting_rows, shifted
 from ..training.draft_vocabulary import DraftVocabulary
 from ..training.initial import copy_layer
-from ..training.layers import Attention, FeedForward, LayerShape, RMSNorm, repeat_heads
-from ..training.losses import distribution_loss, prefix_hits, weighted_mean
+from ..training.layers import Attention, FeedForward, LayerShape, RMSNorm
 from ..training.state_reader import StateReader
 from ..training.trainee import Outcome, TargetFacts
 
@@ -81,29 +82,17 @@ class Eagle3Trainee(StateReader):
     def forward(self, batch: TrainingBatch, generator: torch.Generator) -> Outcome:
         """See `Trainee.forward`; nothing is random here."""
         rows = drafting_rows(batch, self.num_drafts)
+        steps = self.draft_logits(batch, rows)
+        return compare_chains(batch, rows, steps, self._vocabulary, self.goal_logits, self.options.step_decay)
+
+    def draft_logits(self, batch: TrainingBatch, rows: DraftingRows) -> Iterator[torch.Tensor]:
+        """Of each step, the logits of the drafts that can be compared, [N of that step, Vd], in the order of `rows`."""
         hidden = self.fc(batch.states)
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        losses, hits = [], []
-        loss = hidden.new_zeros((), dtype=torch.float32)
         for step in range(self.num_drafts):
             hidden = self._step(step, shifted(batch.tokens, 1 + step), hidden, keys, values)
-            known = rows.known[:, step]
-            place = rows.index[known]
-            logits = self.lm_head(self.norm(hidden.flatten(0, 1).index_select(0, place)))
-            written = batch.tokens.flatten().index_select(0, place + 2 + step)
-            labels = self._vocabulary.labels(written)
-            with torch.no_grad():
-                goal = self.goal_logits(batch.final.flatten(0, 1).index_select(0, place + 1 + step))
-                found = torch.zeros_like(known)
-                found[known] = logits.argmax(-1) == labels
-                hits.append(found)
-            mean = weighted_mean(distribution_loss(logits, goal), (labels >= 0).float())
-            losses.append(mean.detach())
-            loss = loss + self.options.step_decay**step * mean
-        total = sum(self.options.step_decay**step for step in range(self.num_drafts))
-        accepted, counted = prefix_hits(torch.stack(hits, 1), rows.known)
-        return Outcome(loss / total, accepted, counted, {f"step {i + 1}": value for i, value in enumerate(losses)})
+            yield self.lm_head(self.norm(hidden.flatten(0, 1).index_select(0, rows.places(step))))
 
     def _step(
         self,
@@ -115,15 +104,9 @@ class Eagle3Trainee(StateReader):
     ) -> torch.Tensor:
         """One step of all rows: int64 [B, T] and [B, T, H] to [B, T, H]; keys and values are added to."""
         layer = cast(Eagle3Layer, self.layers[0])
-        attention, length = layer.self_attn, tokens.shape[1]
         embedded = layer.input_layernorm(self.embed(tokens, hidden.dtype))
         pair = torch.cat((embedded, layer.hidden_norm(hidden)), -1)
-        positions = torch.arange(length, device=tokens.device) + step
-        queries = self._rotary(attention.queries(pair), positions)
-        heads = self.shape.num_heads
-        keys.append(repeat_heads(self._rotary(attention.keys(pair), positions), heads))
-        values.append(repeat_heads(attention.values(pair), heads))
-        hidden = hidden + attention.output(chain_attention(queries, keys, values))
+        hidden = hidden + attend(layer.self_attn, pair, self._rotary, step, keys, values)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def config_json(self) -> dict[str, Any]:
@@ -134,51 +117,3 @@ class Eagle3Trainee(StateReader):
             "norm_before_fc": False,
             "eagle_aux_hidden_state_layer_ids": list(self._states),
         }
-
-
-@dataclass(frozen=True)
-class DraftingRows:
-    """Where chains of drafts can be compared with what the target wrote."""
-
-    index: torch.Tensor
-    """int64 [N], places in the flattened batch: the last committed hidden state of each chain."""
-    known: torch.Tensor
-    """bool [N, K], whether the i-th draft after it is a token that the target wrote; a prefix of each row."""
-
-
-def drafting_rows(batch: TrainingBatch, num_drafts: int) -> DraftingRows:
-    """All places whose next token but one, the first draft, is the target's."""
-    ahead = torch.stack([shifted(batch.answer & batch.valid, 2 + step) for step in range(num_drafts)], -1)
-    known = ahead.cumprod(-1).bool()
-    index = known[..., 0].flatten().nonzero().flatten()
-    return DraftingRows(index, known.flatten(0, 1).index_select(0, index))
-
-
-def shifted(values: torch.Tensor, distance: int) -> torch.Tensor:
-    """[B, T]: what stands so many places later, 0 past the end."""
-    return nn.functional.pad(values[:, distance:], (0, min(distance, values.shape[1])))
-
-
-def chain_attention(queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
-    """Attention of a step's rows: to step 0's up to their own, and to their own of each later step.
-
-    Args:
-        queries: [B, h, T, D].
-        keys: of every step so far, [B, h, T, D] each.
-        values: likewise.
-
-    Returns:
-        [B, h, T, D].
-    """
-    scale = queries.shape[-1] ** -0.5
-    if len(keys) == 1:
-        return nn.functional.scaled_dot_product_attention(queries, keys[0], values[0], is_causal=True)
-    length = queries.shape[2]
-    past = (queries @ keys[0].transpose(-1, -2)) * scale
-    future = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
-    own = [(queries * key).sum(-1, keepdim=True) * scale for key in keys[1:]]
-    weights = torch.cat((past.masked_fill(future, -torch.inf), *own), -1).float().softmax(-1).to(queries.dtype)
-    attended = weights[..., :length] @ values[0]
-    for index, value in enumerate(values[1:]):
-        attended = attended + weights[..., length + index, None] * value
-    return attended

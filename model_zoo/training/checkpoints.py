@@ -36,20 +36,23 @@ class Position:
     """Evaluations since it was reached."""
 
 
-def check_identity(directory: Path, identity: Mapping[str, Any]) -> None:
+def check_identity(directory: Path, identity: Mapping[str, Any], *, partly: bool = False) -> None:
     """Compares what a run is with what was begun in its directory, and notes it if nothing was.
 
     Args:
         directory: of the run's state; made if needed.
         identity: plain values by name, whatever the result depends on.
+        partly: only these values are known yet: they are compared, and nothing is noted.
 
     Raises:
         CheckpointError: another run was begun there; the message has every difference.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / _IDENTITY
     plain = json.loads(json.dumps(identity))
     if not path.exists():
+        if partly:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as part:
             part.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
         return
@@ -57,7 +60,7 @@ def check_identity(directory: Path, identity: Mapping[str, Any]) -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}): remove {directory} to begin anew") from None
-    names = sorted({*found, *plain})
+    names = sorted(plain if partly else {*found, *plain})
     different = [
         f"{name} was {found.get(name)!r} and is {plain.get(name)!r}"
         for name in names

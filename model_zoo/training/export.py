@@ -8,6 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ..draft_files import open_tensors
+from ..errors import CheckpointError
+from ..safetensors_files import read_json
 from .files import replace_file
 from .trainee import Trainee
 
@@ -32,3 +35,29 @@ def export_head(trainee: Trainee, directory: Path, dtype: torch.dtype = torch.bf
     config = {**trainee.config_json(), "torch_dtype": str(dtype).removeprefix("torch.")}
     with replace_file(directory / CONFIG_NAME) as path:
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def import_head(trainee: Trainee, directory: Path) -> None:
+    """Lets a head begin as the one that `export_head` wrote.
+
+    Args:
+        trainee: made with the same choices; it may learn to draft more or fewer tokens at once.
+        directory: of the checkpoint.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or it is another kind of head; names what differs.
+    """
+    found, own = read_json(directory / CONFIG_NAME), json.loads(json.dumps(trainee.config_json()))
+    different = [
+        f"{name} is {found.get(name)!r} there and {own.get(name)!r} here"
+        for name in sorted({*found, *own} - _FREE)
+        if found.get(name) != own.get(name)
+    ]
+    if different:
+        raise CheckpointError(f"{directory} holds another kind of head: {'; '.join(different)}")
+    tensors = open_tensors(directory)
+    trainee.import_tensors(dict(tensors.read(list(tensors.stored))))
+
+
+_FREE = {"speculators_config", "torch_dtype", "block_size", "base_model_name_or_path"}
+"""Fields that two heads of the same kind may have differently."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from . import checkpoints
 from .batch import TrainingBatch, plan_batches
@@ -21,6 +23,8 @@ from .settings import TrainingSettings
 from .trainee import Trainee
 
 LOG_NAME = "log.jsonl"
+STATE_NAME = "training"
+"""The folder of a run's state, in the directory of its head."""
 
 
 class TrainingError(RuntimeError):
@@ -30,8 +34,9 @@ class TrainingError(RuntimeError):
 class BatchSource(Protocol):
     """Texts with what the target makes of them."""
 
-    lengths: Sequence[int]
-    """Tokens of each text."""
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each text."""
 
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
         """Some texts side by side, on the head's device."""
@@ -72,22 +77,32 @@ class Trained:
     position: Position
     held_out: Acceptance | None
     reason: str
-    """"finished", or "no better" after `patience` evaluations."""
+    """"finished", "no better" after `patience` evaluations, or "stopped" where `stop` said so."""
 
 
 @torch.no_grad()
-def evaluate(trainee: torch.nn.Module, source: BatchSource, settings: TrainingSettings) -> Acceptance:
-    """A head's acceptance over all texts of a source, the same ones with the same random choices every time."""
+def evaluate(trainee: Trainee, source: BatchSource, settings: TrainingSettings, accelerator: Any = None) -> Acceptance:
+    """A head's acceptance over all texts of a source, the same ones with the same random choices every time.
+
+    Args:
+        trainee: the head.
+        source: the texts.
+        settings: of the run.
+        accelerator: accelerate's, whose processes share the texts; None: this process reads all of them.
+    """
+    rank, world = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     plan = plan_batches(source.lengths, budget=settings.batch_tokens, seed=0, epoch=0)
     training = trainee.training
     trainee.eval()
-    loss, accepted, counted = 0.0, torch.zeros(()), torch.zeros(())
-    for number, indices in enumerate(plan):
-        outcome = trainee(source.batch(indices), _generator(0, number, 0))
-        loss += float(outcome.loss) / len(plan)
-        accepted, counted = accepted + outcome.accepted.cpu(), counted + outcome.counted.cpu()
+    sums = torch.zeros(1 + 2 * trainee.num_drafts, dtype=torch.float64)
+    for number in range(rank, len(plan), world):
+        outcome = trainee(source.batch(plan[number]), _generator(0, number, 0))
+        sums += torch.cat((outcome.loss[None] / len(plan), outcome.accepted, outcome.counted)).cpu()
     trainee.train(training)
-    return Acceptance(loss, tuple((accepted / counted.clamp_min(1.0)).tolist()))
+    if accelerator is not None:
+        sums = accelerator.reduce(sums.to(accelerator.device)).cpu()
+    accepted, counted = sums[1:].chunk(2)
+    return Acceptance(float(sums[0]), tuple((accepted / counted.clamp_min(1.0)).tolist()))
 
 
 def train(
@@ -99,6 +114,8 @@ def train(
     *,
     accelerator: Any,
     watch: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+    before_save: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Trains a head, from where the run in the directory stands.
 
@@ -113,12 +130,15 @@ def train(
         directory: of the head.
         accelerator: accelerate's.
         watch: told about every update.
+        stop: asked after every update; once it says so in any process, the run is saved and ends.
+        before_save: called before every checkpoint, to put on the disk what a run that goes on from it relies on.
 
     Raises:
-        TrainingError: the loss is not finite; the last checkpoint stays.
+        TrainingError: the loss or its gradient is not finite, or a checkpoint cannot be written; the last checkpoint
+            and the best head stay.
         CheckpointError: the run's state is damaged.
     """
-    state_directory = directory / "training"
+    state_directory = directory / STATE_NAME
     optimizers = make_optimizers(trainee, settings)
     state_directory.mkdir(parents=True, exist_ok=True)
     position = Position()
@@ -130,7 +150,21 @@ def train(
     log = _Log(state_directory / LOG_NAME, position.step, writes=accelerator.is_main_process)
     model = accelerator.prepare(trainee)
     optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
-    run = _Run(trainee, model, optimizers, source, held_out, settings, directory, accelerator, watch, log, position)
+    run = _Run(
+        trainee,
+        model,
+        optimizers,
+        source,
+        held_out,
+        settings,
+        directory,
+        accelerator,
+        watch,
+        stop,
+        before_save,
+        log,
+        position,
+    )
     return run.go()
 
 
@@ -148,14 +182,18 @@ class _Run:
         directory: Path,
         accelerator: Any,
         watch: Callable[[Progress], None],
+        stop: Callable[[], bool],
+        before_save: Callable[[], None],
         log: _Log,
         position: Position,
     ) -> None:
         self._trainee, self._model, self._optimizers = trainee, model, optimizers
         self._source, self._held_out, self._settings = source, held_out, settings
-        self._directory, self._accelerator, self._watch, self._log = directory, accelerator, watch, log
+        self._directory, self._accelerator, self._log = directory, accelerator, log
+        self._watch, self._stop, self._before_save = watch, stop, before_save
         self._position = position
-        self._acceptance: Acceptance | None = None
+        self._acceptance = log.last_evaluation()
+        self._save_now = self._stop_now = False
         self._saved_at = self._began = time.monotonic()
         self._before = position.seconds
         world = accelerator.num_processes
@@ -179,59 +217,75 @@ class _Run:
         total = settings.epochs * len(self._plan(0))
         if self._position.step == 0:
             self._judge(keep=True)
-        while self._position.epoch < settings.epochs:
+        while self._position.epoch < settings.epochs and not self._gave_up and not self._stop_now:
             plan = self._plan(self._position.epoch)
             for batches in plan[self._position.batch :]:
                 self._update(batches, total)
                 every = settings.evaluate_every
                 if every and self._position.step % every == 0 and self._position.batch < len(plan):
                     self._judge()
-                if self._position.stale >= settings.patience:
+                if self._gave_up or self._stop_now:
                     break
-                if time.monotonic() - self._saved_at > settings.save_every:
+                if self._save_now:
                     self._save()
-            if self._position.stale >= settings.patience:
-                reason = "no better"
+            if self._gave_up or (self._stop_now and self._position.batch < len(plan)):
                 break
             self._position = replace(self._position, epoch=self._position.epoch + 1, batch=0)
             self._judge()
             self._save()
-            if self._position.stale >= settings.patience:
-                reason = "no better"
-                break
         self._save()
+        if self._gave_up:
+            reason = "no better"
+        elif self._position.epoch < settings.epochs:
+            reason = "stopped"
         return Trained(self._position, self._acceptance, reason)
+
+    @property
+    def _gave_up(self) -> bool:
+        return self._position.stale >= self._settings.patience
 
     def _update(self, batches: list[list[int]], total: int) -> None:
         """One update of the weights."""
         accelerator, settings, position = self._accelerator, self._settings, self._position
         rank, world = accelerator.process_index, accelerator.num_processes
         set_rate(self._optimizers.values(), settings.rate(position.step, total))
-        mine = batches[rank::world]
+        numbers = range(rank, len(batches), world)
+        if world > 1:
+            # All processes must take part as often. One without a batch of its own computes some batch for nothing.
+            numbers = range(rank, world * -(-len(batches) // world), world)
         sums = torch.zeros(1 + 2 * self._trainee.num_drafts)
         tokens, parts = 0, dict[str, float]()
-        for number, indices in enumerate(mine):
-            batch = self._source.batch(indices)
-            generator = _generator(settings.seed, position.step, rank + world * number)
-            with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bfloat16):
-                outcome = self._model(batch, generator)
-            # DDP takes the mean over processes, and the update is the mean over all batches.
-            accelerator.backward(outcome.loss * world / len(batches))
-            sums += torch.cat((outcome.loss.detach()[None] / len(batches), outcome.accepted, outcome.counted)).cpu()
-            tokens += int(batch.valid.sum())
-            parts = {name: float(value) for name, value in outcome.parts.items()}
-        sums = accelerator.reduce(torch.cat((sums, torch.tensor([float(tokens)]))).to(accelerator.device)).cpu()
-        loss, tokens = float(sums[0]), int(sums[-1])
+        for number in numbers:
+            mine = number < len(batches)
+            batch = self._source.batch(batches[number if mine else 0])
+            generator = _generator(settings.seed, position.step, number)
+            # Gradients are exchanged once, with the last batch.
+            last = number == numbers[-1]
+            with contextlib.nullcontext() if last else accelerator.no_sync(self._model):
+                with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bfloat16):
+                    outcome = self._model(batch, generator)
+                # DDP takes the mean over processes, and the update is the mean over all batches.
+                accelerator.backward(outcome.loss * (world / len(batches) if mine else 0.0))
+            if mine:
+                sums += torch.cat((outcome.loss.detach()[None] / len(batches), outcome.accepted, outcome.counted)).cpu()
+                tokens += int(batch.valid.sum())
+                parts = {name: float(value) for name, value in outcome.parts.items()}
+        # What depends on clocks and signals is decided together too.
+        due = accelerator.is_main_process and time.monotonic() - self._saved_at > settings.save_every
+        also = torch.tensor([float(tokens), float(due), float(self._stop())])
+        sums = accelerator.reduce(torch.cat((sums, also)).to(accelerator.device)).cpu()
+        loss, tokens = float(sums[0]), int(sums[-3])
+        self._save_now, self._stop_now = bool(sums[-2] > 0), bool(sums[-1] > 0)
         if not torch.isfinite(sums[0]):
-            raise TrainingError(
-                f"the loss of update {position.step} is {loss}: training stops, and the checkpoint before it stays; a "
-                f"learning rate below {settings.learning_rate:g} may help"
-            )
-        accelerator.clip_grad_norm_([p for p in self._model.parameters() if p.requires_grad], settings.clip_norm)
+            raise self._not_finite("loss", loss)
+        learning = [p for p in self._model.parameters() if p.requires_grad]
+        norm = accelerator.clip_grad_norm_(learning, settings.clip_norm)
+        if norm is not None and not torch.isfinite(norm):
+            raise self._not_finite("gradient", float(norm))
         for optimizer in self._optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
-        accepted, counted = sums[1:-1].chunk(2)
+        accepted, counted = sums[1:-3].chunk(2)
         rates = tuple((accepted / counted.clamp_min(1.0)).tolist())
         self._position = replace(
             position,
@@ -243,9 +297,16 @@ class _Run:
         self._log.write({"step": self._position.step, "tokens": self._position.tokens, "loss": loss, "rates": rates})
         self._watch(Progress(self._position, total, loss, rates, self._acceptance, parts))
 
+    def _not_finite(self, what: str, value: float) -> TrainingError:
+        return TrainingError(
+            f"the {what} of update {self._position.step + 1} is {value}: training stops. The checkpoint before "
+            f"it and the best head so far stay in {str(self._directory)!r}; a learning rate below "
+            f"{self._settings.learning_rate:g}, or computing in float32, may help, in another directory"
+        )
+
     def _judge(self, keep: bool = False) -> None:
         """Evaluates, and exports the head if it is the best so far."""
-        found = self._acceptance = evaluate(self._trainee, self._held_out, self._settings)
+        found = self._acceptance = evaluate(self._trainee, self._held_out, self._settings, self._accelerator)
         better = keep or found.length > self._position.best
         self._position = replace(
             self._position,
@@ -263,13 +324,28 @@ class _Run:
             }
         )
         if better and self._accelerator.is_main_process:
-            export_head(self._trainee, self._directory)
+            with self._writing("head"):
+                export_head(self._trainee, self._directory)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Says what a full disk means for the run."""
+        try:
+            yield
+        # The writers of torch and safetensors have errors of their own.
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise TrainingError(
+                f"the {what} of update {self._position.step} could not be written to {str(self._directory)!r}: "
+                f"{error}; the one before stays: make room and start again"
+            ) from None
 
     def _save(self) -> None:
+        self._before_save()
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
-            state = self._directory / "training"
-            checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
+            state = self._directory / STATE_NAME
+            with self._writing("checkpoint"):
+                checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
         self._saved_at = time.monotonic()
 
 
@@ -278,7 +354,8 @@ class _Log:
 
     def __init__(self, path: Path, step: int, *, writes: bool) -> None:
         self._path, self._writes = path, writes
-        if writes and path.exists():
+        self._last: dict[str, Any] | None = None
+        if path.exists():
             kept = []
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
@@ -288,8 +365,15 @@ class _Log:
                 if entry["step"] > step:
                     break
                 kept.append(line + "\n")
-            with replace_file(path) as part:
-                part.write_text("".join(kept), encoding="utf-8")
+                self._last = entry if "held_out_length" in entry else self._last
+            if writes:
+                with replace_file(path) as part:
+                    part.write_text("".join(kept), encoding="utf-8")
+
+    def last_evaluation(self) -> Acceptance | None:
+        """Of the run that goes on."""
+        last = self._last
+        return None if last is None else Acceptance(last["held_out_loss"], tuple(last["held_out_rates"]))
 
     def write(self, entry: dict[str, Any]) -> None:
         if self._writes:

@@ -50,7 +50,7 @@ class StateIdentity:
     target: str
     """What tells the target's weights from others, such as `fingerprint` gives."""
     layers: tuple[int, ...]
-    """Which hidden states, in the order in which they lie side by side."""
+    """Which hidden states besides the last, in the order in which they lie side by side; there may be none."""
     hidden_size: int
     """Ht, of one layer."""
     dtype: str
@@ -64,10 +64,10 @@ class StateIdentity:
         object.__setattr__(self, "layers", tuple(self.layers))
         if self.dtype not in _DTYPES:
             raise TrainingDataError(f"hidden states are kept in {' or '.join(_DTYPES)}, got {self.dtype!r}")
-        if self.count < 1 or self.hidden_size < 1 or not self.layers:
+        if self.count < 1 or self.hidden_size < 1:
             raise TrainingDataError(
-                f"hidden states are of at least one example, layer and channel; got {self.count} examples, layers "
-                f"{self.layers} and a hidden size of {self.hidden_size}"
+                f"hidden states are of at least one example and channel; got {self.count} examples and a hidden size "
+                f"of {self.hidden_size}"
             )
 
     @property

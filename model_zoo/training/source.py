@@ -63,18 +63,24 @@ class ExampleSource:
             watch: told how many examples of how many are done.
         """
         assert self._store is not None
-        missing = self._store.missing()
-        missing.sort(key=lambda index: self.lengths[index])
-        done, total = len(self.lengths) - len(missing), len(self.lengths)
-        while missing:
-            size = max(1, budget // self.lengths[missing[0]])
-            while size > 1 and size * self.lengths[missing[min(size, len(missing)) - 1]] > budget:
+        order = sorted(range(len(self.lengths)), key=lambda index: (self.lengths[index], index))
+        done, total = 0, len(self.lengths)
+        # What is computed together does not depend on what is there already, so that a kill changes no last bit.
+        while done < total:
+            size = max(1, budget // self.lengths[order[done]])
+            while size > 1 and size * self.lengths[order[min(done + size, total) - 1]] > budget:
                 size -= 1
-            chunk, missing = missing[:size], missing[size:]
-            self.batch(chunk)
+            chunk = order[done : done + size]
+            if any(index not in self._store for index in chunk):
+                self.batch(chunk)
             done += len(chunk)
             watch(done, total)
         self._store.flush()
+
+    def flush(self) -> None:
+        """Puts what was computed on the disk, where it is kept at all."""
+        if self._store is not None:
+            self._store.flush()
 
     def _hidden(
         self, indices: Sequence[int], tokens: torch.Tensor, valid: torch.Tensor
@@ -86,6 +92,8 @@ class ExampleSource:
                 for row, index in enumerate(indices):
                     length = self.lengths[index]
                     store.add(index, tokens[row, :length], states[row, :length], final[row, :length])
+                # As they will be read again, also by a run that goes on after a kill.
+                states, final = (part.to(store.identity.torch_dtype) for part in (states, final))
             return states.to(self._dtype), final.to(self._dtype)
         kept = [store.read(index) for index in indices]
         return self._padded(kept, tokens, "states"), self._padded(kept, tokens, "final")

@@ -19,16 +19,21 @@ def speculators_json(target: TargetFacts, method: str, num_drafts: int) -> dict[
     return {
         "architectures": [_ARCHITECTURES[method]],
         "speculators_model_type": method,
-        "speculators_config": {
-            "algorithm": method,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_drafts}],
-            "verifier": {
-                "name_or_path": target.name,
-                "architectures": list(target.config.get("architectures") or []),
-            },
-        },
+        "speculators_config": proposals_json(target, method, num_drafts),
         "torch_dtype": "bfloat16",
+    }
+
+
+def proposals_json(target: TargetFacts, method: str, num_drafts: int) -> dict[str, Any]:
+    """`speculators_config`: what is proposed per round, and to whom."""
+    return {
+        "algorithm": method,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_drafts}],
+        "verifier": {
+            "name_or_path": target.name,
+            "architectures": list(target.config.get("architectures") or []),
+        },
     }
 
 

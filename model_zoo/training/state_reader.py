@@ -11,15 +11,12 @@ from .draft_vocabulary import DraftVocabulary
 from .initial import read_last_state
 from .layers import LayerShape, RMSNorm, Rotary
 from .speculators_format import layers_json, speculators_json
-from .trainee import TargetFacts, Trainee
+from .target_trainee import TargetTrainee
+from .trainee import TargetFacts
 
 
-class StateReader(Trainee):
+class StateReader(TargetTrainee):
     """A projection of the hidden states, a final norm, and a head to the vocabulary, all beginning at the target's."""
-
-    _embedding: torch.Tensor
-    _goal_head: torch.Tensor
-    """[Vd, Ht], the target's rows of the tokens that can be drafted."""
 
     def __init__(
         self,
@@ -44,21 +41,18 @@ class StateReader(Trainee):
         Raises:
             ValueError: the target has no such hidden states, or another width.
         """
-        super().__init__()
+        super().__init__(target, vocabulary, num_drafts=num_drafts)
         width, layers = target.embedding.shape[1], int(target.config["num_hidden_layers"])
         if shape.hidden_size != width:
             raise ValueError(f"the head's hidden size must be the target's, {width}, got {shape.hidden_size}")
         states = aux_layers or tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
         if any(not 0 <= state < layers for state in states):
             raise ValueError(f"aux_layers must be hidden states 0 to {layers - 1} of the target, got {list(states)}")
-        self.num_drafts, self.shape = num_drafts, shape
-        self._target, self._vocabulary, self._states = target, vocabulary, states
+        self.shape, self._states = shape, states
         self._rotary = Rotary(shape)
         self.fc = nn.Linear(len(states) * width, shape.hidden_size, bias=False)
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, vocabulary.size, bias=False)
-        self.register_buffer("_embedding", target.embedding, persistent=False)
-        self.register_buffer("_goal_head", target.head[vocabulary.ids], persistent=False)
         with torch.no_grad():
             self.lm_head.weight.copy_(self._goal_head)
             if target.final_norm is not None:
@@ -69,15 +63,6 @@ class StateReader(Trainee):
     def states_of(self, num_layers: int) -> tuple[int, ...]:
         """See `Trainee.states_of`."""
         return self._states
-
-    def embed(self, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The target's embeddings, [..., Ht]."""
-        return nn.functional.embedding(tokens, self._embedding).to(dtype)
-
-    def goal_logits(self, final: torch.Tensor) -> torch.Tensor:
-        """The target's logits of the tokens that can be drafted: [N, Ht] to [N, Vd]."""
-        with torch.no_grad():
-            return final @ self._goal_head.T.to(final.dtype)
 
     def common_json(self, num_layers: int) -> dict[str, Any]:
         """The common part of config.json."""

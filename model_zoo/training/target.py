@@ -65,7 +65,8 @@ class FrozenTarget:
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat([kept[index] for index in layers], -1), final
+        states = torch.cat([kept[index] for index in layers], -1) if layers else final[..., :0]
+        return states, final
 
     def facts(self, dtype: torch.dtype = torch.float32, last_layers: int = 4) -> TargetFacts:
         """What heads are built beside, in the type that they learn in."""
@@ -82,6 +83,8 @@ class FrozenTarget:
             head=self._model.get_output_embeddings().weight.to(dtype),
             final_norm=norm.to(dtype) if plain and norm is not None else None,
             layers=tuple(layers),
+            embedding_scale=float(getattr(self._model.get_input_embeddings(), "embed_scale", 1.0)),
+            soft_cap=float(self._text("final_logit_softcapping") or 0.0),
         )
 
     def layer_shape(self, intermediate_size: int | None = None) -> LayerShape:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..errors import CheckpointError
 from .batch import TrainingBatch
 
 
@@ -43,6 +44,10 @@ class TargetFacts:
     """[Ht], the weight of the norm before the head; None where its form is another than x / rms(x) * weight."""
     layers: tuple[Mapping[str, torch.Tensor], ...]
     """Of its last layers, the weights by their names within a layer, where they are Llama's; the last one last."""
+    embedding_scale: float = 1.0
+    """What it multiplies embeddings with."""
+    soft_cap: float = 0.0
+    """Its logits are soft_cap * tanh(logits / soft_cap), as Gemma's are; 0: they are not capped."""
 
 
 class Trainee(nn.Module, ABC):
@@ -72,3 +77,27 @@ class Trainee(nn.Module, ABC):
     def export_tensors(self) -> dict[str, torch.Tensor]:
         """The exported tensors by name, as they are."""
         return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
+    @torch.no_grad()
+    def import_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes the weights of an exported head, which `export_tensors` then gives again.
+
+        Args:
+            tensors: by name, of any floating type where the head's own are floating.
+
+        Raises:
+            CheckpointError: they are of a head of other sizes or another draft vocabulary; nothing was taken.
+        """
+        own = self.export_tensors()
+        lacking, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+        if lacking or unknown:
+            what = [f"it lacks {', '.join(lacking)}"] if lacking else []
+            what += [f"it has {', '.join(unknown)}"] if unknown else []
+            raise CheckpointError(f"the tensors are of another head than this {self.method} one: {'; '.join(what)}")
+        for name, tensor in tensors.items():
+            if tensor.shape != own[name].shape:
+                raise CheckpointError(f"{name} has shape {list(tensor.shape)}, but must have {list(own[name].shape)}")
+            if not own[name].is_floating_point() and not torch.equal(tensor.cpu(), own[name].cpu()):
+                raise CheckpointError(f"{name} is of another draft vocabulary than this head's")
+        parameters = self.state_dict()
+        self.load_state_dict({name: tensors[name].to(parameter) for name, parameter in parameters.items()})

@@ -88,6 +88,19 @@ def test_files_are_ordinary_safetensors(two_shards):
     assert tensors["states.1"].tolist() == example(1)[1].bfloat16().tolist()
 
 
+def test_heads_that_read_the_last_hidden_state_alone(directory):
+    identity = dataclasses.replace(IDENTITY, layers=())
+    store = ShardStore(directory, identity)
+    for index in range(COUNT):
+        tokens, states, final = example(index)
+        store.add(index, tokens, states[:, :0], final)
+    store.flush()
+    again = ShardStore(directory, identity)
+    assert again.missing() == []
+    assert again.read(2).states.shape == (4, 0)
+    torch.testing.assert_close(again.read(2).final, example(2)[2].bfloat16(), rtol=0, atol=0)
+
+
 def test_it_goes_on_where_it_stopped(two_shards):
     before = [file.stat().st_mtime_ns for file in shards(two_shards)]
     store = ShardStore(two_shards, IDENTITY)

@@ -1,0 +1,66 @@
+"""Begins a head at one that was exported before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..errors import TrainingConfigError
+from .export import WEIGHTS_NAME
+from .trainee import Trainee
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What was taken over."""
+
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+    """Tensors of the new head that begin as usual."""
+
+
+@torch.no_grad()
+def warm_start(trainee: Trainee, directory: Path) -> WarmStart:
+    """Copies the tensors whose names and shapes match.
+
+    Rows that stand for tokens are taken only from a head that drafts the same tokens.
+
+    Args:
+        trainee: changed.
+        directory: of an exported head.
+
+    Raises:
+        TrainingConfigError: it cannot be read, or nothing fits.
+    """
+    file = directory / WEIGHTS_NAME
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise TrainingConfigError(f"the head to begin with, {str(file)!r}, cannot be read: {error}") from None
+    own, exported = trainee.state_dict(), trainee.export_tensors()
+    ids, other = exported.get("d2t"), found.get("d2t")
+    same_tokens = (ids is None and other is None) or (ids is not None and other is not None and torch.equal(ids, other))
+    rows = None if ids is None else len(ids)
+    taken = []
+    for name, tensor in own.items():
+        source = found.get(name)
+        if source is None or source.shape != tensor.shape or not source.is_floating_point():
+            continue
+        if not same_tokens and rows is not None and tensor.shape[0] == rows:
+            continue
+        tensor.copy_(source.to(tensor.dtype))
+        taken.append(name)
+    if not taken:
+        raise TrainingConfigError(
+            f"nothing of the head in {str(directory)!r} fits this one: it has {_some(sorted(found))}, and this one "
+            f"{_some(sorted(own))} in other shapes"
+        )
+    return WarmStart(tuple(taken), tuple(name for name in own if name not in taken))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

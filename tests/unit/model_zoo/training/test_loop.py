@@ -1,0 +1,156 @@
+"""The training loop by itself, with a head of one matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from draftgraph.model_zoo.errors import CheckpointError
+from draftgraph.model_zoo.training import checkpoints
+from draftgraph.model_zoo.training.batch import TrainingBatch
+from draftgraph.model_zoo.training.loop import LOG_NAME, TrainingError, evaluate, train
+from draftgraph.model_zoo.training.settings import TrainingSettings
+from draftgraph.model_zoo.training.trainee import Outcome, Trainee
+
+SIZE = 16
+SETTINGS = TrainingSettings(epochs=3, batch_tokens=24, batches_per_step=2, learning_rate=0.05, save_every=1e9)
+
+
+class OneMatrix(Trainee):
+    """Predicts the target's last state from another one; "accepts" where it is near."""
+
+    method = "matrix"
+    num_drafts = 2
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.matrix = torch.nn.Linear(SIZE, SIZE)
+
+    def states_of(self, num_layers):
+        return (0,)
+
+    def forward(self, batch, generator):
+        noise = 1.0 + 0.1 * torch.rand((), generator=generator)
+        error = ((self.matrix(batch.states) - batch.final) ** 2).mean(-1)[batch.valid] * noise
+        near = torch.stack([(error < bound).sum() for bound in (0.5, 0.2)]).float()
+        return Outcome(error.mean(), near, torch.full((2,), float(len(error))))
+
+    def config_json(self):
+        return {}
+
+
+class Texts:
+    def __init__(self, count, broken_after=None):
+        self.lengths = [4 + number % 5 for number in range(count)]
+        self.asked, self.broken_after = 0, broken_after
+
+    def batch(self, indices):
+        self.asked += 1
+        length = max(self.lengths[index] for index in indices)
+        states = torch.stack(
+            [torch.randn(length, SIZE, generator=torch.Generator().manual_seed(index)) for index in indices]
+        )
+        valid = torch.stack([torch.arange(length) < self.lengths[index] for index in indices])
+        final = states.flip(-1)
+        if self.broken_after is not None and self.asked > self.broken_after:
+            final = final * float("nan")
+        return TrainingBatch(torch.zeros(valid.shape, dtype=torch.int64), valid, valid, states, final)
+
+
+def go(directory: Path, settings=SETTINGS, texts=None, **options):
+    return train(
+        OneMatrix(), texts or Texts(40), Texts(6), settings, directory, accelerator=Accelerator(cpu=True), **options
+    )
+
+
+def log_of(directory: Path):
+    lines = (directory / "training" / LOG_NAME).read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def weights_of(directory: Path):
+    model, optimizers, position = checkpoints.load(directory / "training")
+    return model, optimizers, dataclasses.replace(position, seconds=0.0)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path):
+    whole = go(tmp_path / "whole")
+    assert whole.reason == "finished"
+    for _ in range(30):
+        updates = []
+        ended = go(tmp_path / "parts", watch=updates.append, stop=lambda updates=updates: len(updates) >= 4)
+        if ended.reason == "finished":
+            break
+        assert ended.reason == "stopped"
+        assert len(updates) == 5
+    assert ended.position.step == whole.position.step > 20
+    one, two = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
+    assert one[2] == two[2]
+    assert ended.held_out == whole.held_out
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+    heads = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
+    assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
+
+
+def test_learning_is_seen_on_the_held_out_texts(tmp_path):
+    settings = dataclasses.replace(SETTINGS, epochs=8)
+    before = evaluate(OneMatrix(), Texts(6), settings)
+    ended = go(tmp_path, settings)
+    assert ended.held_out.length > before.length + 0.5
+    assert ended.held_out.loss < before.loss / 2
+
+
+def test_a_run_that_gave_up_does_not_go_on(tmp_path):
+    settings = dataclasses.replace(SETTINGS, evaluate_every=1, patience=2, learning_rate=1e-9)
+    first = go(tmp_path, settings)
+    assert first.reason == "no better"
+    seen = []
+    again = go(tmp_path, settings, watch=seen.append)
+    assert again.reason == "no better"
+    assert again.position.step == first.position.step == 2
+    assert not seen
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint_and_the_best_head(tmp_path):
+    settings = dataclasses.replace(SETTINGS, save_every=0.0)
+    with pytest.raises(TrainingError, match=r"the loss of update 6 is nan.*best head so far stay.*learning rate below"):
+        go(tmp_path, settings, Texts(40, broken_after=10))
+    model, _, position = checkpoints.load(tmp_path / "training")
+    assert position.step == 5
+    assert all(bool(tensor.isfinite().all()) for tensor in model.values())
+    assert all(bool(tensor.isfinite().all()) for tensor in load_file(tmp_path / "model.safetensors").values())
+    # And the run goes on from there.
+    assert go(tmp_path, settings).reason == "finished"
+
+
+def test_what_a_kill_leaves_half_written_is_not_read(tmp_path):
+    go(tmp_path, stop=lambda: True)
+    log = tmp_path / "training" / LOG_NAME
+    log.write_text(log.read_text() + '{"step": 2, "lo')
+    (tmp_path / "training" / ".checkpoint.pt.1.part").write_bytes(b"half")
+    assert go(tmp_path).reason == "finished"
+    assert [entry["step"] for entry in log_of(tmp_path) if "loss" in entry][:3] == [1, 2, 3]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    go(tmp_path, stop=lambda: True)
+    (tmp_path / "training" / "checkpoint.pt").write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt is damaged"):
+        go(tmp_path)
+
+
+def test_another_run_is_told_apart(tmp_path):
+    checkpoints.check_identity(tmp_path, {"epochs": 1, "options": [1, 2]})
+    checkpoints.check_identity(tmp_path, {"epochs": 1}, partly=True)
+    with pytest.raises(CheckpointError, match=r"epochs was 1 and is 2; options was \[1, 2\] and is \[3\]"):
+        checkpoints.check_identity(tmp_path, {"epochs": 2, "options": (3,)})
+    checkpoints.check_identity(tmp_path / "new", {"epochs": 1}, partly=True)
+    assert not (tmp_path / "new").exists()

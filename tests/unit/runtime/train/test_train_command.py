@@ -1,0 +1,172 @@
+"""`draftgraph train` from end to end on a tiny target, in this process."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from draftgraph import Engine, SamplingParams
+from draftgraph.model_zoo.training.loop import LOG_NAME
+from draftgraph.runtime.cli import app
+
+SMALL = (
+    *("--target-dtype", "float32", "--no-compile", "--max-tokens", "16", "--max-length", "32", "--num-drafts", "2"),
+    *("--batch-tokens", "128", "--learning-rate", "0.01", "--held-out", "0.2", "--intermediate-size", "32"),
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """Prompts of random tokens."""
+    draw = random.Random(0)
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [{"prompt_ids": [draw.randrange(4, 310) for _ in range(draw.randrange(2, 6))]} for _ in range(24)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def command(tiny_model_path, prompts):
+    """Runs the command; returns its exit code, standard output and standard error."""
+
+    def call(out, *options, method="eagle3", data=prompts):
+        arguments = ["train", method, "--target", str(tiny_model_path), "--data", str(data), "--out", str(out)]
+        result = CliRunner().invoke(app, [*arguments, *SMALL, *options])
+        return result.exit_code, result.stdout, result.stderr
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trained(command, tmp_path_factory):
+    """A run to the end."""
+    out = tmp_path_factory.mktemp("trained") / "head"
+    code, stdout, stderr = command(out, "--epochs", "2", "--json", str(out.parent / "report.json"))
+    assert code == 0, stderr
+    return out, stdout, stderr
+
+
+def test_a_run_tells_what_came_of_it(trained, tiny_model_path):
+    out, stdout, stderr = trained
+    assert "24 used" in stderr
+    assert "answers: 24, " in stderr
+    assert re.search(r"update \d+ of \d+: loss .*accepted .*held out .* per round, \d+ tokens/s, 0:00 left", stderr)
+    assert re.search(r"draft 1 .*%.*\n.*drafts 1 to 2 .*%", stdout)
+    assert "peak memory" in stdout
+    report = json.loads((out.parent / "report.json").read_text())
+    assert report["reason"] == "finished"
+    assert report["steps"] == sum("loss" in line for line in log_of(out))
+    assert report["parameters"] > 1000
+    assert report["peak_bytes"] > 1e8
+    spec = json.loads(re.search(r"--speculative-config '(.*)'", stdout)[1])
+    with Engine.from_pretrained(tiny_model_path, spec, dtype="float32", compile=False, max_model_len=64) as engine:
+        assert engine.generate([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True)).metrics.proposed_tokens
+
+
+def log_of(out):
+    return [json.loads(line) for line in (out / "training" / LOG_NAME).read_text().splitlines()]
+
+
+def test_a_run_that_has_ended_does_nothing(trained, command):
+    out, stdout, _ = trained
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*.*") if file.is_file()}
+    code, again, stderr = command(out, "--epochs", "2")
+    assert code == 0
+    assert "this run has ended already: nothing was done" in stderr
+    assert again == stdout
+    assert before.items() <= {file: file.stat().st_mtime_ns for file in out.rglob("*.*") if file.is_file()}.items()
+
+
+def test_another_run_is_refused_with_every_difference(trained, command):
+    code, _, stderr = command(trained[0], "--epochs", "3", "--option", "step_decay=0.5")
+    assert code == 2
+    assert "epochs was 2 and is 3; option step_decay was 0.8 and is 0.5" in stderr
+    code, _, stderr = command(trained[0], "--epochs", "2", "--max-tokens", "12")
+    assert code == 2
+    assert "max_tokens is 16 there and 12 now" in stderr
+
+
+def test_a_dry_run_writes_nothing(command, tmp_path):
+    code, stdout, stderr = command(tmp_path / "out", "--dry-run", "--json", str(tmp_path / "dry.json"), method="dspark")
+    assert code == 0, stderr
+    for part in (
+        "parameters:",
+        "exported head:",
+        "on disk",
+        "peak memory",
+        "tokens per epoch",
+        "updates",
+        "time to tr",
+    ):
+        assert part in stdout
+    assert "24 prompts are not answered yet" in stdout
+    assert not (tmp_path / "out").exists()
+    found = json.loads((tmp_path / "dry.json").read_text())
+    assert found["trainable_parameters"] < found["parameters"]
+    assert found["seconds"] > 0
+
+
+def test_hidden_states_are_kept_and_shared(command, trained, tmp_path):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    shared = ("--no-regenerate", "--states-dir", str(tmp_path / "states"), "--epochs", "1")
+    for method, states in (("eagle3", "offline"), ("dflash", "hybrid")):
+        code, _, stderr = command(tmp_path / method, "--states", states, *shared, method=method, data=answers)
+        assert code == 0, stderr
+    # One store of what is trained on and one of what is held out, filled once.
+    stores = sorted((tmp_path / "states").iterdir())
+    assert len(stores) == 2
+    assert all(len(list(store.glob("states-*.safetensors"))) == 1 for store in stores)
+
+
+def test_a_run_begins_at_another_head(command, trained, tmp_path):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    options = ("--no-regenerate", "--epochs", "1", "--learn-prompts", "--init-from", str(trained[0]))
+    code, _, stderr = command(tmp_path / "head", *options, data=answers)
+    assert code == 0, stderr
+    assert re.search(r"begins at \d\d tensors of another head; 0 begin as usual", stderr)
+    first = next(entry for entry in log_of(tmp_path / "head") if "held_out_loss" in entry)
+    started = next(entry for entry in log_of(trained[0]) if "held_out_loss" in entry)
+    assert first["held_out_loss"] < started["held_out_loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--draft-vocab-size", "9999"), "the draft vocabulary must have 1 to"),
+        (("--option", "stepdecay=1"), "did you mean 'step_decay'"),
+        (("--learning-rate", "-1"), "learning_rate must be positive and finite, got -1"),
+        (("--dtype", "int8"), "dtype must be float32 or bfloat16, got 'int8'"),
+        (("--no-regenerate",), "there is a prompt and no answer"),
+    ],
+)
+def test_bad_input_is_refused(command, tmp_path, options, message):
+    code, _, stderr = command(tmp_path / "out", *options)
+    assert code == 2
+    assert message in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftgraph.runtime.train.preparation.available_bytes", lambda device: 900_000)
+    code, _, stderr = command(tmp_path / "out")
+    assert code == 2
+    assert "in float32 needs about" in stderr
+    assert "0.9 MB are available" in stderr
+    assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
+def test_data_without_text_is_refused(command, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    code, _, stderr = command(tmp_path / "out", data=tmp_path / "empty.txt")
+    assert code == 2
+    assert "holds no usable text" in stderr
+
+
+def test_the_options_of_a_method_can_be_listed(command, tmp_path):
+    code, stdout, _ = command(tmp_path / "out", "--option", "help")
+    assert code == 0
+    assert re.search(r"step_decay=0\.8 +The loss of each step", stdout)

@@ -1,0 +1,129 @@
+"""What `draftgraph train` refuses before it loads anything, and what it says of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from draftgraph.model_zoo.errors import TrainingConfigError
+from draftgraph.runtime.errors import ConfigError
+from draftgraph.runtime.train.directory import check_directory, one_run_at_a_time
+from draftgraph.runtime.train.memory import MemoryNeed, check_fits
+from draftgraph.runtime.train.request import TrainRequest, split_options, with_named
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text("One two three.")
+    return str(file)
+
+
+def request_of(text: str, **changes):
+    return TrainRequest(**{"method": "eagle3", "target": "t", "data": (text,), "out": Path("out"), **changes})
+
+
+def test_options_have_two_ways_in(text):
+    named = with_named("dspark", split_options(("markov-rank=8", "decay=2")), num_drafts=3, num_layers=1)
+    options = request_of(text, method="dspark", options=named).head_options
+    assert (options.num_drafts, options.num_layers, options.markov_rank, options.decay) == (3, 1, 8, 2.0)
+    assert request_of(text, method="dspark", options=named).num_drafts == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: split_options(("decay",)), "an option is given as name=value, got 'decay'"),
+        (lambda: split_options(("a=1", "a=2")), "option a is given twice"),
+        (
+            lambda: with_named("eagle3", {}, num_layers=2),
+            "--num-layers does not apply to eagle3, whose options are num_dr",
+        ),
+        (lambda: with_named("dspark", {"num_drafts": "2"}, num_drafts=3), "num_drafts is given twice, by --num-drafts"),
+    ],
+)
+def test_options_that_cannot_be(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "eagel3"}, "did you mean 'eagle3'"),
+        ({"options": {"step_decy": "1"}}, "did you mean 'step_decay'"),
+        ({"data": ()}, "no data to train on"),
+        ({"data": ("nothing.txt",)}, r"there is no data 'nothing\.txt'"),
+        ({"data": ("mtbench",)}, "held out"),
+        ({"data": ("self:20",), "regenerate": False}, "must be answered by the target, too"),
+        ({"states": "ofline"}, "states must be one of 'online', 'offline', 'hybrid', got 'ofline'"),
+        ({"states_dir": Path("x")}, "online keeps none"),
+        ({"held_out": 0.0}, "held_out must be"),
+        ({"max_length": 1}, "max_length must be at least 2, got 1"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size must be at least 1, got 0"),
+        ({"target_dtype": "int4"}, "target_dtype must be one of"),
+        ({"init_from": Path("nowhere")}, "'nowhere' is no exported head"),
+    ],
+)
+def test_requests_that_cannot_be(text, changes, message):
+    with pytest.raises((ConfigError, TrainingConfigError), match=message):
+        request_of(text, **changes)
+
+
+def test_the_draft_vocabulary_is_within_the_targets(text):
+    assert request_of(text).vocabulary_size(100) == 100
+    assert request_of(text).vocabulary_size(50_000) == 8192
+    with pytest.raises(ConfigError, match="must have 1 to 100 tokens, as many as the target has, got 101"):
+        request_of(text, draft_vocab_size=101).vocabulary_size(100)
+
+
+def test_a_directory_that_cannot_take_a_run(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is a file; a directory is expected"):
+        check_directory(file)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_directory(Path("/proc/nothing/here"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds config\.json that no training run there made"):
+        check_directory(model)
+    check_directory(tmp_path / "new" / "deep")
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    first, second = (one_run_at_a_time(tmp_path / "out") for _ in range(2))
+    with first, pytest.raises(ConfigError, match="another process is training into"), second:
+        pass
+    with one_run_at_a_time(tmp_path / "out"):
+        pass
+
+
+NEED = MemoryNeed(
+    target_parameters=8_000_000_000,
+    vocab_size=128_000,
+    hidden_size=4096,
+    dtype="float32",
+    head_parameters=400_000_000,
+    draft_vocab_size=32_000,
+    num_drafts=4,
+    batch_tokens=4096,
+)
+
+
+def test_a_target_that_does_not_fit_says_what_would():
+    check_fits(NEED, None, "big")
+    check_fits(NEED, NEED.bytes, "big")
+    with pytest.raises(
+        ConfigError, match=r"'big' in float32 needs about 4\d\.\d GB, and 40\.0 GB are available.*bfloat16"
+    ):
+        check_fits(NEED, 40_000_000_000, "big")
+    smaller = dataclasses.replace(NEED, dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"this would fit: --batch-tokens \d+ \(.*--draft-vocab-size"):
+        check_fits(smaller, smaller.bytes - 1_000_000, "big")
+    with pytest.raises(ConfigError, match="a smaller target"):
+        check_fits(smaller, 1_000_000_000, "big")
