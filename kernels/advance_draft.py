@@ -20,6 +20,7 @@ def advance_draft_reference(
     target_ids: torch.Tensor | None,
     step: int,
     shift: int,
+    margin: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -32,10 +33,11 @@ def advance_draft_reference(
 ) -> None:
     """The specification of `advance_draft`; reads nothing on the host.
 
-    A live row has room for `limit - length - 1` drafts: one more could not be emitted. Where it has room for draft
-    `step`, that is `chosen`, and -1 (no proposal) where the logits failed or the target has no such token. Where it has
-    room for another, `chosen` is the next window: one token at position `length + shift`, or 0 if that is negative. All
-    other rows get the window of padding, token 0 at position 0 of the reserved slot, so row b is always window token b.
+    A live row has room for `limit - length - 1` drafts, since one more could not be emitted, and `margin` besides.
+    Where it has room for draft `step`, that is `chosen`, and -1 (no proposal) where the logits failed or the target has
+    no such token. Where it has room for another, `chosen` is the next window: one token at position `length + shift`,
+    or 0 if that is negative. All other rows get the window of padding, token 0 at position 0 of the reserved slot, so
+    row b is always window token b.
 
     Args:
         chosen: int32 [N], N at least B, in the drafter's ids; row b's is at b.
@@ -51,6 +53,7 @@ def advance_draft_reference(
         shift: where the drafter keeps draft `step`, counted from `length`: `step` for a language model, `step - 1` for
             a head that pairs a hidden state with the token after it, -2 for one whose drafts all stand where its last
             pair did.
+        margin: drafts that are made past the row's room, 0 for most drafters.
         draft_tokens: int32 [R1, K], column `step` is written, in the target's ids.
         confidence: float32 [R1, K], column `step` is written; 0 where there is no draft.
         draft_count: int32 [R1], written: the row's drafts so far, at most its room; 0 for finished rows.
@@ -63,7 +66,7 @@ def advance_draft_reference(
     """
     num_rows, reserved_slot = slot_of_row.shape[0], length.shape[0] - 1
     slots = slot_of_row.long()
-    room = (limit[slots] - length[slots] - 1).clamp_min(0) * ~finished[slots]
+    room = (limit[slots] + margin - length[slots] - 1).clamp_min(0) * ~finished[slots]
     token, bad = chosen[:num_rows], failed[:num_rows]
     drafted = token if target_ids is None else map_draft_to_target_ids(token, target_ids)
     proposes = (room > step) & ~bad & (drafted >= 0)
@@ -98,6 +101,7 @@ def _advance_draft_cpu(
     target_ids: torch.Tensor | None,
     step: int,
     shift: int,
+    margin: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -118,7 +122,7 @@ def _advance_draft_cpu(
         slots, chosen.tolist(), chosen_confidence.tolist(), failed.tolist(), strict=False
     ):
         row_length = int(length_of[slot])
-        room = 0 if finished_of[slot] else max(0, int(limit_of[slot]) - row_length - 1)
+        room = 0 if finished_of[slot] else max(0, int(limit_of[slot]) + margin - row_length - 1)
         drafted = token if target_ids is None else int(target_ids[token])
         proposes = room > step and not bad and drafted >= 0
         drafts_of[slot, step] = drafted if proposes else -1
@@ -137,7 +141,7 @@ def _advance_draft_cpu(
     window_slot_of_row.numpy()[:] = owners
 
 
-@jit(unspecialized=["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"])
+@jit(unspecialized=["width", "reserved_slot", "step", "shift", "margin", "num_rows", "num_drafts"])
 def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     chosen,
     chosen_confidence,
@@ -160,6 +164,7 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     step,
     shift,
+    margin,
     num_rows,
     num_drafts,
     BLOCK: tl.constexpr,
@@ -169,7 +174,8 @@ def _advance_draft_kernel(  # type: ignore[no-untyped-def]
     slot = tl.load(slot_of_row + row, mask=inside, other=0)
     live = inside & (tl.load(finished + slot, mask=inside, other=1).to(tl.int32) == 0)
     row_length = tl.load(length + slot, mask=inside, other=0)
-    room = tl.where(live, tl.maximum(tl.load(limit + slot, mask=inside, other=0) - row_length - 1, 0), 0)
+    row_limit = tl.load(limit + slot, mask=inside, other=0) + margin
+    room = tl.where(live, tl.maximum(row_limit - row_length - 1, 0), 0)
     token = tl.load(chosen + row, mask=inside, other=0)
     good = tl.load(failed + row, mask=inside, other=1).to(tl.int32) == 0
     drafted = token if target_ids is None else tl.load(target_ids + token, mask=inside, other=-1)
@@ -204,6 +210,7 @@ def advance_draft_triton(
     target_ids: torch.Tensor | None,
     step: int,
     shift: int,
+    margin: int,
     draft_tokens: torch.Tensor,
     confidence: torch.Tensor,
     draft_count: torch.Tensor,
@@ -245,6 +252,8 @@ def advance_draft_triton(
     check_tensor("window_slot_of_row", window_slot_of_row, dtypes=int32, shape=(rows,), device=device)
     if rows > width:
         raise ValueError(f"slot_of_row has {rows} rows; accepted: at most {width}, the tokens of the window")
+    if margin < 0:
+        raise ValueError(f"margin is {margin}; accepted: 0 or more")
     if not 0 <= step < num_drafts:
         raise ValueError(f"step is {step}; accepted: 0 to {num_drafts - 1}")
     _advance_draft_kernel[(1,)](
@@ -266,6 +275,7 @@ def advance_draft_triton(
         slots - 1,
         step,
         shift,
+        margin,
         num_rows=rows,
         num_drafts=num_drafts,
         BLOCK=_block(width),
@@ -291,7 +301,7 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(names, "*i32"),
                 **dict.fromkeys(["chosen_confidence", "confidence"], "*fp32"),
                 **dict.fromkeys(["failed", "finished"], "*i1"),
-                **dict.fromkeys(["width", "reserved_slot", "step", "shift", "num_rows", "num_drafts"], "i32"),
+                **dict.fromkeys(["width", "reserved_slot", "step", "shift", "margin", "num_rows", "num_drafts"], "i32"),
                 **({"target_ids": "*i32"} if mapped else {}),
             },
             constants={
@@ -314,9 +324,10 @@ def _advance_draft_fake(*args: object) -> None:
 
 advance_draft = define_op(
     "advance_draft(Tensor chosen, Tensor chosen_confidence, Tensor failed, Tensor length, Tensor limit, "
-    "Tensor finished, Tensor slot_of_row, Tensor? target_ids, int step, int shift, Tensor(a!) draft_tokens, "
-    "Tensor(b!) confidence, Tensor(c!) draft_count, Tensor(d!) window_tokens, Tensor(e!) window_positions, "
-    "Tensor(f!) window_slots, Tensor(g!) window_rows, Tensor(h!) base, Tensor(i!) window_slot_of_row) -> ()",
+    "Tensor finished, Tensor slot_of_row, Tensor? target_ids, int step, int shift, int margin, "
+    "Tensor(a!) draft_tokens, Tensor(b!) confidence, Tensor(c!) draft_count, Tensor(d!) window_tokens, "
+    "Tensor(e!) window_positions, Tensor(f!) window_slots, Tensor(g!) window_rows, Tensor(h!) base, "
+    "Tensor(i!) window_slot_of_row) -> ()",
     cpu=_advance_draft_cpu,
     fake=_advance_draft_fake,
     cuda=advance_draft_triton,

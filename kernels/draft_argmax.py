@@ -23,6 +23,7 @@ _ONE = float(2**40)
 def draft_argmax_reference(
     logits: torch.Tensor,
     allowed: torch.Tensor | None,
+    ids: torch.Tensor | None,
     chosen: torch.Tensor,
     confidence: torch.Tensor,
     failed: torch.Tensor,
@@ -32,7 +33,8 @@ def draft_argmax_reference(
     Args:
         logits: float32, float16 or bfloat16 [N, V].
         allowed: bool [V], the tokens that the target has too; None for all. The others count as -inf.
-        chosen: int32 [N], written: the likeliest token, the lowest id on ties; 0 where failed.
+        ids: int32 [V], what a token is called in `chosen`; None: its index.
+        chosen: int32 [N], written: the likeliest token, the lowest index on ties; token 0 where failed.
         confidence: float32 [N], written: its probability at temperature 1, without filters; 0 where failed. Masses are
             those of `elementary.mass`, so that it is the same on every backend.
         failed: bool [N], written: the largest logit is not finite, which NaN counts as.
@@ -45,19 +47,22 @@ def draft_argmax_reference(
     z, top = torch.where(bad, 0.0, z), torch.where(bad, 0.0, top)
     total = mass(z - top).sum(1)
     failed.copy_(bad[:, 0])
-    chosen.copy_(torch.where(failed, 0, z.argmax(1)))
+    choice = torch.where(failed, 0, z.argmax(1))
+    chosen.copy_(choice if ids is None else ids.index_select(0, choice))
     confidence.copy_(torch.where(failed, 0.0, _ONE / total.float()))
 
 
 def _draft_argmax_cpu(
     logits: torch.Tensor,
     allowed: torch.Tensor | None,
+    ids: torch.Tensor | None,
     chosen: torch.Tensor,
     confidence: torch.Tensor,
     failed: torch.Tensor,
 ) -> None:
     chosen_of, confidence_of, failed_of = chosen.numpy(), confidence.numpy(), failed.numpy()
     permitted = None if allowed is None else np.flatnonzero(allowed.numpy())
+    called = None if ids is None else ids.numpy()
     for row in range(logits.shape[0]):
         # NumPy's argmax is ten times as fast as torch's; on NaN it gives the first of them.
         z = logits[row].float().numpy()
@@ -66,9 +71,10 @@ def _draft_argmax_cpu(
         choice = int(z.argmax()) if len(z) else 0
         failed_of[row] = len(z) == 0 or not np.isfinite(z[choice])
         if failed_of[row]:
-            chosen_of[row], confidence_of[row] = 0, 0.0
+            chosen_of[row], confidence_of[row] = 0 if called is None else called[0], 0.0
             continue
-        chosen_of[row] = choice if permitted is None else permitted[choice]
+        token = choice if permitted is None else permitted[choice]
+        chosen_of[row] = token if called is None else called[token]
         total = mass_array(z - z[choice]).sum()
         confidence_of[row] = np.float32(_ONE) / np.array([total], dtype=np.int64).astype(np.float32)[0]
 
@@ -132,6 +138,7 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
 def _finish_kernel(  # type: ignore[no-untyped-def]
     best,
     masses,
+    ids,
     chosen,
     confidence,
     failed,
@@ -145,7 +152,10 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     part = tl.arange(0, PARTS_2)
     total = tl.sum(tl.load(masses + row * PARTS + part, mask=part < PARTS, other=0), 0)
     probability = tl.div_rn(1099511627776.0, tl.where(finite, total, 1).to(tl.float32))
-    tl.store(chosen + row, tl.where(finite, index_of_rank(winner), 0))
+    choice = tl.where(finite, index_of_rank(winner), 0)
+    if ids is not None:
+        choice = tl.load(ids + choice)
+    tl.store(chosen + row, choice)
     tl.store(confidence + row, tl.where(finite, probability, 0.0))
     tl.store(failed + row, finite == 0)
 
@@ -153,6 +163,7 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
 def draft_argmax_triton(
     logits: torch.Tensor,
     allowed: torch.Tensor | None,
+    ids: torch.Tensor | None,
     chosen: torch.Tensor,
     confidence: torch.Tensor,
     failed: torch.Tensor,
@@ -167,6 +178,8 @@ def draft_argmax_triton(
     rows, vocab = logits.shape
     if allowed is not None:
         check_tensor("allowed", allowed, dtypes=(torch.bool,), shape=(vocab,), device=device)
+    if ids is not None:
+        check_tensor("ids", ids, dtypes=(torch.int32,), shape=(vocab,), device=device)
     check_tensor("chosen", chosen, dtypes=(torch.int32,), shape=(rows,), device=device)
     check_tensor("confidence", confidence, dtypes=(torch.float32,), shape=(rows,), device=device)
     check_tensor("failed", failed, dtypes=(torch.bool,), shape=(rows,), device=device)
@@ -183,11 +196,11 @@ def draft_argmax_triton(
     grid, scalars = (rows, parts), (vocab, logits.stride(0))
     _scan_kernel[grid](logits, allowed, best, *scalars, PARTS=parts, PART=part, **options)
     _mass_kernel[grid](logits, allowed, best, masses, *scalars, PART=part, **split, **options)
-    _finish_kernel[(rows,)](best, masses, chosen, confidence, failed, **split, num_warps=1, **UNFUSED)
+    _finish_kernel[(rows,)](best, masses, ids, chosen, confidence, failed, **split, num_warps=1, **UNFUSED)
 
 
 def kernel_specs() -> list[KernelSpec]:
-    """Every launch for each type of logits, and with the tokens of two vocabularies."""
+    """Every launch for each type of logits, and with the tokens of two vocabularies, whose ids are then others too."""
     pointers = {"best": "*i64", "masses": "*i64", "chosen": "*i32", "confidence": "*fp32", "failed": "*i1"}
     scalars = {"vocab": "i32", "logits_stride": "i32:16"}
     specs = []
@@ -202,8 +215,10 @@ def kernel_specs() -> list[KernelSpec]:
             ("finish", _finish_kernel, 1),
         ):
             names = kernel.arg_names
-            types = {**pointers, **scalars, "logits": f"*{kind}", **({"allowed": "*i1"} if constrained else {})}
-            constants = {**sizes, **({} if constrained else {"allowed": None})}
+            types = {**pointers, **scalars, "logits": f"*{kind}"}
+            if constrained:
+                types |= {"allowed": "*i1", "ids": "*i32"}
+            constants = {**sizes, **({} if constrained else {"allowed": None, "ids": None})}
             specs.append(
                 KernelSpec(
                     op="draft_argmax",
@@ -226,7 +241,8 @@ def _draft_argmax_fake(*args: torch.Tensor | None) -> None:
 
 
 draft_argmax = define_op(
-    "draft_argmax(Tensor logits, Tensor? allowed, Tensor(a!) chosen, Tensor(b!) confidence, Tensor(c!) failed) -> ()",
+    "draft_argmax(Tensor logits, Tensor? allowed, Tensor? ids, Tensor(a!) chosen, "
+    "Tensor(b!) confidence, Tensor(c!) failed) -> ()",
     cpu=_draft_argmax_cpu,
     fake=_draft_argmax_fake,
     cuda=draft_argmax_triton,

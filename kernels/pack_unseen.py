@@ -19,6 +19,7 @@ def pack_unseen_reference(
     masks: int,
     mask_token: int,
     mask_state: int,
+    ring: int,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -45,10 +46,12 @@ def pack_unseen_reference(
         slot_of_row: int32 [B].
         seen: int32 [R1], how many pairs the drafter has.
         start: int32 [R1], where the row's first hidden state that was not seen lies among the kept ones; the others
-            follow it.
+            follow it. Not read where they lie in rings.
         masks: the most masked places of a row; 0 for drafters that draft one token after another.
         mask_token: the token of a masked place.
         mask_state: which of the kept states masked places and padding read.
+        ring: the size of the rings in which the states lie, that at position j at `slot * ring + j % ring`; 0: they lie
+            one after the other from `start` on.
         window_tokens: int32 [W], written. W must hold all pairs and masks.
         window_positions: int32 [W], written.
         window_slots: int32 [W], written.
@@ -88,7 +91,8 @@ def pack_unseen_reference(
     window_positions.copy_(position)
     window_slots.copy_(torch.where(used, owner[row], reserved_slot))
     window_rows.copy_(torch.where(used, row, -1))
-    states.copy_(torch.where(known, origin[row] + offset, mask_state))
+    place = slot_of_row[row] * ring + position % ring if ring else origin[row] + offset
+    states.copy_(torch.where(known, place, mask_state))
 
 
 def _pack_unseen_cpu(
@@ -102,6 +106,7 @@ def _pack_unseen_cpu(
     masks: int,
     mask_token: int,
     mask_state: int,
+    ring: int,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -131,7 +136,10 @@ def _pack_unseen_cpu(
         if pairs:
             masked = max(0, min(masks, int(limit_of[slot]) - end - 3))
             packed_tokens += token_of[slot, first + 1 : end + 1].tolist()
-            packed_states += range(int(start_of[slot]), int(start_of[slot]) + pairs)
+            if ring:
+                packed_states += [slot * ring + position % ring for position in range(first, end)]
+            else:
+                packed_states += range(int(start_of[slot]), int(start_of[slot]) + pairs)
             for draft in range(masked + 1):
                 asked[draft * len(rows) + row] = ends[-1] + pairs - 1 + draft
         packed_tokens += [mask_token] * masked
@@ -161,6 +169,7 @@ _SIZES = (
     "reserved_slot",
     "mask_token",
     "mask_state",
+    "ring",
     "masks",
     "num_rows",
     "num_places",
@@ -193,6 +202,7 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
     reserved_slot,
     mask_token,
     mask_state,
+    ring,
     masks,
     num_rows,
     num_places,
@@ -243,7 +253,10 @@ def _pack_unseen_kernel(  # type: ignore[no-untyped-def]
         tl.store(window_positions + at, position, mask=written)
         tl.store(window_slots + at, tl.where(used, slot, reserved_slot), mask=written)
         tl.store(window_rows + at, tl.where(used, row, -1), mask=written)
-        tl.store(states + at, tl.where(known, origin + offset, mask_state), mask=written)
+        place = origin + offset
+        if ring > 0:
+            place = slot * ring + position % ring
+        tl.store(states + at, tl.where(known, place, mask_state), mask=written)
 
 
 def pack_unseen_triton(
@@ -257,6 +270,7 @@ def pack_unseen_triton(
     masks: int,
     mask_token: int,
     mask_state: int,
+    ring: int,
     window_tokens: torch.Tensor,
     window_positions: torch.Tensor,
     window_slots: torch.Tensor,
@@ -295,6 +309,8 @@ def pack_unseen_triton(
     check_tensor("queries", queries, dtypes=int32, shape=(None,), device=device)
     if masks < 0:
         raise ValueError(f"masks is {masks}; accepted: 0 or more")
+    if ring < 0:
+        raise ValueError(f"ring is {ring}; accepted: 0 for none, or more")
     if queries.shape[0] < rows * (masks + 1):
         raise ValueError(f"queries has {queries.shape[0]} entries; accepted: at least {rows * (masks + 1)}")
     _pack_unseen_kernel[(1,)](
@@ -320,6 +336,7 @@ def pack_unseen_triton(
         slots - 1,
         mask_token,
         mask_state,
+        ring,
         masks,
         rows,
         max(width, queries.shape[0]),
@@ -363,7 +380,7 @@ def _pack_unseen_fake(*args: object) -> None:
 
 pack_unseen = define_op(
     "pack_unseen(Tensor tokens, Tensor length, Tensor limit, Tensor finished, Tensor slot_of_row, Tensor seen, "
-    "Tensor start, int masks, int mask_token, int mask_state, Tensor(a!) window_tokens, "
+    "Tensor start, int masks, int mask_token, int mask_state, int ring, Tensor(a!) window_tokens, "
     "Tensor(b!) window_positions, Tensor(c!) window_slots, Tensor(d!) window_rows, Tensor(e!) cu_tokens, "
     "Tensor(f!) base, Tensor(g!) window_slot_of_row, Tensor(h!) states, Tensor(i!) queries) -> ()",
     cpu=_pack_unseen_cpu,

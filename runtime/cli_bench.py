@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,7 +36,8 @@ def bench(
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            help="echo, chat, code, humaneval, mtbench, or a .jsonl file; repeatable. Default: echo and chat.",
+            help="echo, chat, code, humaneval, mtbench, or a .jsonl file; NAME:N for its first N prompts; repeatable. "
+            "Default: echo and chat.",
             rich_help_panel=PROMPTS,
         ),
     ] = None,
@@ -84,19 +85,52 @@ def bench(
     html_file: Annotated[
         str | None, typer.Option("--html", help="Write a page with plots to this file.", rich_help_panel=OUTPUT)
     ] = None,
+    markdown_file: Annotated[
+        str | None,
+        typer.Option("--markdown", help="Write the figures to quote to this file, as tables.", rich_help_panel=OUTPUT),
+    ] = None,
+    journal_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Keep every measurement in this file as it ends, and go on from what it holds.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    acceptance_only: Annotated[
+        bool,
+        typer.Option(
+            "--acceptance-only",
+            help="Only count what is accepted: no times, 8 prompts at once, each asked once. Quick.",
+            rich_help_panel=LOAD,
+        ),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Measure speculative configs against plain decoding, in turns in one process.
 
     Ctrl-C ends it early: what was measured is kept, and the report says that it is partial.
     """
-    outputs = _checked_outputs(json_file, html_file)
+    outputs = _checked_outputs({"JSON": json_file, "HTML": html_file, "Markdown": markdown_file})
+    if journal_file is not None:
+        check_output_file("the file of --resume", journal_file)
+    if acceptance_only:
+        _refuse_with_acceptance_only(
+            {
+                "--html": html_file,
+                "--markdown": markdown_file,
+                "--resume": journal_file,
+                "--peer": peer,
+                "--arrival-rate": arrival_rate,
+            }
+        )
     # What follows needs torch, which takes seconds to import.
+    from .bench.acceptance import acceptance_options, measure_acceptance
     from .bench.options import DEFAULT_PROMPT_SETS, DEFAULT_SPECULATIVE, BenchOptions
     from .bench.session import Bench
     from .bench.tables import show
 
-    options = BenchOptions(
+    options = (acceptance_options if acceptance_only else BenchOptions)(
         speculative=tuple(map(SpeculativeConfig.parse, speculative)) if speculative else DEFAULT_SPECULATIVE,
         prompt_sets=tuple(prompts or DEFAULT_PROMPT_SETS),
         limit=limit,
@@ -123,9 +157,20 @@ def bench(
     # Only the tables may reach standard output, whatever a library prints.
     with contextlib.redirect_stdout(sys.stderr), terminal_progress() as progress:
         ready = Bench.prepare(model, options, engine_options, progress)
-        report = ready.run(progress, engine_class().from_pretrained)
+        if acceptance_only:
+            seen = measure_acceptance(ready, progress, engine_class().from_pretrained)
+        else:
+            report = ready.run(progress, engine_class().from_pretrained, journal_file)
+    if acceptance_only:
+        lost = _write({"JSON": lambda: _as_json(seen.to_dict())}, outputs)
+        seen.show(console)
+        for message in lost:
+            typer.echo(f"error: {message}", err=True)
+        if lost:
+            raise typer.Exit(EXIT_FAILED)
+        return
     # The files first: whoever reads the tables, `head` perhaps, may leave before their end.
-    lost = _write(report, outputs)
+    lost = _write(_texts(report), outputs)
     show(report, console)
     for message in lost:
         typer.echo(f"error: {message}", err=True)
@@ -139,24 +184,41 @@ def bench(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _checked_outputs(json_file: str | None, html_file: str | None) -> dict[str, Path]:
+def _refuse_with_acceptance_only(options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"--acceptance-only measures no times, so that {name} has no meaning beside it")
+
+
+def _checked_outputs(files: Mapping[str, str | None]) -> dict[str, Path]:
     """The files to write, by kind; a bench that takes minutes must not find at its end that it cannot write them."""
-    outputs = {kind: Path(name) for kind, name in (("JSON", json_file), ("HTML", html_file)) if name is not None}
+    outputs = {kind: Path(name) for kind, name in files.items() if name is not None}
     for kind, file in outputs.items():
         check_output_file(f"the {kind} file", file)
-    if len({file.resolve() for file in outputs.values()}) < len(outputs):
-        raise ConfigError(f"the JSON and the HTML file are the same, {json_file!r}")
+        twin = next((other for other in outputs if other != kind and outputs[other].resolve() == file.resolve()), None)
+        if twin is not None:
+            raise ConfigError(f"the {kind} and the {twin} file are the same, {str(file)!r}")
     return outputs
 
 
-def _write(report: BenchReport, outputs: dict[str, Path]) -> list[str]:
-    """Writes what can be written; returns why the rest could not be."""
+def _texts(report: BenchReport) -> dict[str, Callable[[], str]]:
+    """What the files hold, by kind."""
     from .bench.html_page import render
+    from .bench.summary import markdown
 
-    def document() -> str:
-        return json.dumps(report.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+    return {
+        "JSON": lambda: _as_json(report.to_dict()),
+        "HTML": lambda: render(report),
+        "Markdown": lambda: markdown(report),
+    }
 
-    texts: dict[str, Callable[[], str]] = {"JSON": document, "HTML": lambda: render(report)}
+
+def _as_json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write(texts: Mapping[str, Callable[[], str]], outputs: Mapping[str, Path]) -> list[str]:
+    """Writes what can be written; returns why the rest could not be."""
     lost = []
     for kind, file in outputs.items():
         try:

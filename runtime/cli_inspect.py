@@ -19,7 +19,13 @@ from .errors import ConfigError
 @readable_errors
 def inspect(
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="DRAFT", help="A draft head: a hub id or a directory.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="DRAFT",
+            help="A draft head: a directory, a hub id, or METHOD@TARGET, such as eagle3@smollm2-135m, for one that "
+            "comes with draftgraph.",
+            show_default=False,
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Check the draft head against this model's config; no weights are loaded.")
@@ -85,10 +91,26 @@ def _show_draft(console: Console, report: dict[str, Any]) -> None:
         ("unexpected tensors", ", ".join(report["unexpected"]) or "none"),
         ("problem", report["problem"]),
         ("target", report["target"] and f"{report['target']}: {report['mismatch'] or 'fits'}"),
+        *_how_made(report["note"] or {}),
     ):
         if value is not None:
             table.add_row(label, Text(value))
     console.print(table, highlight=False)
+
+
+def _how_made(note: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """What the note of a head that comes with draftgraph says."""
+    held_out = note.get("held_out") or {}
+    length = held_out.get("mean_acceptance_length")
+    by_position = " ".join(f"{rate:.0%}" for rate in held_out.get("acceptance_by_position") or ())
+    measured = f"tokens per round ({by_position} by position) on {held_out.get('what')}"
+    seed = note.get("seed")
+    return [
+        ("held-out acceptance", f"{length:.2f} {measured}" if length else None),
+        ("trained by", note.get("command")),
+        ("trained on", note.get("data")),
+        ("seed", None if seed is None else str(seed)),
+    ]
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:

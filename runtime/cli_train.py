@@ -19,13 +19,13 @@ DATA, HEAD, LEARNING, STATES, RUN = "Data", "Head", "Learning", "Hidden states",
 
 @readable_errors
 def train(
-    method: Annotated[str, typer.Argument(help="eagle3, dflash, dspark, medusa, mtp or p-eagle.")],
+    method: Annotated[str, typer.Argument(help="eagle3, p-eagle, dflash, dspark, medusa or mtp.")],
     target: Annotated[str, typer.Option(help="An alias (smollm2-135m), a hub id, a GGUF file or a directory.")],
     data: Annotated[
         list[str],
         typer.Option(
-            help="A .txt file or a directory of them, a .jsonl file of prompts, chats or answers, the name of a prompt "
-            "set, or self:COUNT for prompts that the target makes up; repeatable.",
+            help="A .txt file or a directory of them, a .jsonl or .jsonl.gz file of prompts, chats or answers, a "
+            "prompt set by its name, or self:COUNT for prompts that the target makes up; repeatable.",
             rich_help_panel=DATA,
         ),
     ],

@@ -15,6 +15,7 @@ from ..model_zoo.gemma4_assistant.config import Gemma4AssistantConfig
 from ..model_zoo.medusa.config import MedusaConfig
 from .head_loading import describe_layers
 from .models import resolve_model
+from .shipped_heads import read_note, resolve_head
 from .speculative_methods import checkpoint_depth
 
 
@@ -22,7 +23,7 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
     """Describes a draft head.
 
     Args:
-        name: a directory or a hub id.
+        name: a directory, a hub id, or a head that comes with draftgraph, "METHOD@TARGET".
         target: the same of its target, to compare with; None: nothing is compared.
         numbering: how the checkpoint numbers the target's layers, in place of its format's way.
 
@@ -31,13 +32,14 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         `num_speculative_tokens` (None where it does not say), `target_hidden_size`, `hidden_states` (which of the
         target's it reads, for people), `vocabulary`, `parallel`, `block` (of a drafter of blocks: its layout, for
         people), `missing` and `unexpected` tensors, `problem` (of its tensors; None if there is none), `target`, and
-        `mismatch` (None if they fit, or if no target was named).
+        `mismatch` (None if they fit, or if no target was named), `note` (how a head that ships was made, as its
+        head.json says; None of others).
 
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
         CheckpointError, UnsupportedModelError: it is no draft head, damaged, or of a kind that is not implemented.
     """
-    path = resolve_model(name, pickles=True)
+    path = resolve_head(name)
     checkpoint = open_draft(path, numbering=numbering)
     config = checkpoint.config
     against = None if target is None else read_config(resolve_model(target))
@@ -56,6 +58,7 @@ def describe(name: str, target: str | None, numbering: str | None) -> dict[str, 
         "missing": checkpoint.missing,
         "unexpected": checkpoint.unexpected,
         "problem": _reason(checkpoint.check),
+        "note": read_note(path),
         "target": target,
         "mismatch": None if against is None else _reason(lambda: config.check_target(against)),
     }

@@ -19,8 +19,8 @@ from ..model_zoo.medusa.config import MedusaConfig
 from ..model_zoo.medusa.model import MedusaModel
 from ..model_zoo.mtp.config import MtpConfig
 from .errors import ConfigError
-from .models import resolve_model
 from .progress import ProgressCallback
+from .shipped_heads import resolve_head
 from .speculative_config import SpeculativeConfig
 from .speculative_methods import METHODS
 
@@ -72,7 +72,7 @@ def find_head(config: SpeculativeConfig, target: Path, progress: ProgressCallbac
     readers = [name for name in config.methods if METHODS[name].reads_target]
     if not readers:
         return None
-    path = target if config.model is None else resolve_model(config.model, progress=progress, pickles=True)
+    path = target if config.model is None else resolve_head(config.model, progress)
     checkpoint = open_draft(path, readers[0], numbering=config.aux_layer_numbering)
     checkpoint.check()
     return HeadSource(config.model or str(target), checkpoint)

@@ -42,6 +42,7 @@ from .head_loading import HeadSource, LoadedHead, check_head, find_head
 from .models import resolve_model
 from .rounds import RoundBuilder
 from .sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from .shipped_heads import with_shipped_head
 from .slots import SlotPool
 from .speculative_config import SpeculativeConfig
 from .speculative_methods import Evidence
@@ -112,10 +113,11 @@ def _find_models(name: str | Path, config: EngineConfig, progress: Callable[[int
         raise ConfigError(f"model must be the name or path of a model, got {name!r}")
     path = resolve_model(name, progress=progress)
     decoder = read_config(path)
-    draft, head = find_draft(config.speculative, progress), find_head(config.speculative, path, progress)
+    speculative = with_shipped_head(config.speculative, name, path)
+    draft, head = find_draft(speculative, progress), find_head(speculative, path, progress)
     hf_config = json.loads((path / "config.json").read_text())
     drafter = draft or head
-    speculative = config.speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
+    speculative = speculative.check_checkpoint(hf_config, None if drafter is None else drafter.hf_config)
     num_drafts = speculative.num_speculative_tokens or 0
     _widths(config, num_drafts)
     _check_tile(config, speculative)

@@ -65,7 +65,9 @@ class SpeculativeConfig:
     method: str | tuple[str, ...] = "none"
     """A key of `METHODS`; "none" is plain decoding. Of several, in a list, the first that drafts for a row wins."""
     model: str | None = None
-    """The draft checkpoint: a directory or a hub id. Methods without a checkpoint of their own take none."""
+    """The draft checkpoint: a directory, a hub id, or a head that comes with draftgraph, such as "eagle3@smollm2-135m".
+    None: the head that comes with draftgraph for the target, if there is one. Methods without a checkpoint of their own
+    take none."""
     num_speculative_tokens: int | None = None
     """`K`, the most drafts of one row in one round. None where the checkpoint or the tree depth gives it."""
     prompt_lookup_max: int | None = None
@@ -300,7 +302,7 @@ class SpeculativeConfig:
         self._set("method", _checked_methods(self.method))
         traits, shown = self.traits, self.method
         for option, needed, what in (
-            ("model", traits.needs_model, "the draft's directory or hub id"),
+            ("model", traits.needs_model and not traits.ships_heads, "the draft's directory or hub id"),
             ("exit_layer", traits.exits_early, "how many of the target's layers draft"),
             ("speculator", traits.user_class, 'the class that drafts, as "package.module:Class"'),
         ):

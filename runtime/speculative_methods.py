@@ -43,6 +43,8 @@ class Method:
     """Whether this version can run it."""
     needs_model: bool = False
     """Whether `model`, the draft checkpoint, must be named."""
+    ships_heads: bool = False
+    """Whether draftgraph may come with a checkpoint of it for the target, which is used where `model` names none."""
     depth_from_checkpoint: bool = False
     """Whether the checkpoint may give the number of drafts."""
     checkpoint_depth: Callable[[Mapping[str, Any]], int | None] = lambda config: None
@@ -159,6 +161,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             summary="EAGLE-3, EAGLE-3.1 and P-EAGLE heads",
             available=True,
             needs_model=True,
+            ships_heads=True,
             depth_from_checkpoint=True,
             samples_drafts=True,
             reads_target=True,
@@ -189,6 +192,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             summary="DFlash block drafter: one masked pass",
             available=True,
             needs_model=True,
+            ships_heads=True,
             depth_from_checkpoint=True,
             checkpoint_depth=partial(_drafts_of_block, from_anchor=False),
             samples_drafts=True,
@@ -201,6 +205,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             summary="DSpark block drafter with a Markov head",
             available=True,
             needs_model=True,
+            ships_heads=True,
             depth_from_checkpoint=True,
             checkpoint_depth=partial(_drafts_of_block, from_anchor=True),
             samples_drafts=True,

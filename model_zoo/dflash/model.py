@@ -103,6 +103,33 @@ def store_context(
     )
 
 
+def put_masks(hidden: torch.Tensor, masked: torch.Tensor, mask_embedding: torch.Tensor) -> torch.Tensor:
+    """The queries' embeddings, [W, H], with `mask_embedding`, [H], where `masked`, bool [W]."""
+    return torch.where(masked[:, None], mask_embedding, hidden)
+
+
+def drafting_states(
+    hidden: torch.Tensor, weight: torch.Tensor, eps: float, rows: int, queries: int, drafts: int
+) -> torch.Tensor:
+    """The final norm of what drafts.
+
+    The anchor's query comes first in a row, and drafts where it drafts.
+
+    Args:
+        hidden: [W, H], of each row's queries, row after row.
+        weight: [H].
+        eps: of the norm.
+        rows: how many there are.
+        queries: of a row.
+        drafts: how many of its last queries draft.
+
+    Returns:
+        [drafts * rows, H]: draft by draft, all rows of one side by side.
+    """
+    blocks = hidden[: rows * queries].unflatten(0, (rows, queries))[:, queries - drafts :]
+    return rms_norm(blocks.transpose(0, 1).flatten(0, 1), weight, eps)
+
+
 class DFlashModel:
     """A DFlash drafter: what its context's keys and values are made with, and its layers over a block of queries."""
 
@@ -147,7 +174,7 @@ class DFlashModel:
         self._shares_embedding = weights.embedding is target.weights.embedding
         self._store = compile_region(store_context)
         self._layer = compile_region(decoder_layer)
-        self._norm = compile_region(rms_norm)
+        self._put_masks, self._drafting = compile_region(put_masks), compile_region(drafting_states)
 
     def allocate_cache(self, slots: int, context: int) -> KvCache:
         """See `DecoderModel.allocate_cache`; a slot's layers lie side by side."""
@@ -195,16 +222,17 @@ class DFlashModel:
         weights = self._weights
         hidden = (self._target if self._shares_embedding else self._decoder).embed(window.tokens)
         if weights.mask_embedding is not None:
-            hidden = torch.where(masked[:, None], weights.mask_embedding, hidden)
+            hidden = self._put_masks(hidden, masked, weights.mask_embedding)
         chain = window._replace(ancestors=None)
         for index, causal in enumerate(self.config.causal):
             window_of_layer = chain if causal else window
             hidden = self._layer(hidden, *self._decoder.layer_arguments(index, window_of_layer, cache))
         return hidden
 
-    def read_out(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a block's output, the final norm's, [W, H], and the logits, [W, Vd]."""
-        normed = self._norm(hidden, self._weights.final_norm, self.config.layers.norm_eps)
+    def read_out(self, hidden: torch.Tensor, rows: int, queries: int, drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what `read_block` gave, `drafting_states`, [N, H], and their logits, [N, Vd]."""
+        norm, eps = self._weights.final_norm, self.config.layers.norm_eps
+        normed = self._drafting(hidden, norm, eps, rows, queries, drafts)
         if self._weights.head is None:
             return normed, self._target.logits(normed)
         logits = normed.new_empty((normed.shape[0], self.config.draft_vocab_size))

@@ -35,9 +35,9 @@ METHODS: dict[str, TrainableMethod] = {
     "eagle3": TrainableMethod(Eagle3Options, Eagle3Trainee),
     "dflash": TrainableMethod(DFlashOptions, DFlashTrainee),
     "dspark": TrainableMethod(DSparkOptions, DSparkTrainee),
+    "p-eagle": TrainableMethod(ParallelEagle3Options, ParallelEagle3Trainee),
     "medusa": TrainableMethod(MedusaOptions, MedusaTrainee),
     "mtp": TrainableMethod(MtpOptions, MtpTrainee, reduced_vocabulary=False),
-    "p-eagle": TrainableMethod(ParallelEagle3Options, ParallelEagle3Trainee),
 }
 
 

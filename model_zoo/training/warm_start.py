@@ -42,7 +42,7 @@ def warm_start(trainee: Trainee, directory: Path) -> WarmStart:
     except (OSError, SafetensorError) as error:
         raise TrainingConfigError(f"the head to begin with, {str(file)!r}, cannot be read: {error}") from None
     own, exported = trainee.state_dict(), trainee.export_tensors()
-    ids, other = exported.get("d2t"), found.get("d2t")
+    ids, other = (tensors.get("d2t", tensors.get("token_map")) for tensors in (exported, found))
     same_tokens = (ids is None and other is None) or (ids is not None and other is not None and torch.equal(ids, other))
     rows = None if ids is None else len(ids)
     taken = []

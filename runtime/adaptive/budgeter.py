@@ -22,6 +22,7 @@ from ...kernels.learn_acceptance import (
     UNKNOWN,
     learn_acceptance,
 )
+from ...kernels.put_rows import put_rows
 from ..errors import ConfigError
 from ..speculative_methods import UNKNOWN_CONFIDENCE, Evidence
 from .budget import Budget
@@ -211,6 +212,6 @@ class AdaptiveBudget(Budget):
     def _estimate(self, state: DecodeState, bucket: int) -> None:
         rows = state.slot_of_row[:bucket]
         if self._source is not None:
-            state.confidence.index_copy_(0, rows.long(), self._source[:bucket])
+            put_rows(self._source[:bucket], rows, 0, state.confidence[:, None])
         outputs = (self._seen, self.expected, self.acceptance)
         estimate_acceptance(state.confidence, state.draft_count, rows, self._weights, self.forecast, *outputs)

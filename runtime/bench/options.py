@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..sampling_params import SamplingParams
 from ..speculative_config import SpeculativeConfig
 from ..verification import repeats_plain_text
-from .prompt_sets import check_set_name
+from .prompt_sets import check_set_name, split_limit
 
 MAX_CONCURRENCY = 16
 PEERS = ("transformers",)
@@ -63,7 +63,7 @@ class BenchOptions:
     """What is compared with plain decoding, which is always measured."""
     prompt_sets: tuple[str, ...] = DEFAULT_PROMPT_SETS
     limit: int | None = None
-    """Most prompts of a set; None: all."""
+    """Most prompts of a set that does not say so itself, as "humaneval:40" does; None: all."""
     temperature: float = 0.0
     seed: int = 0
     """Prompt i of repeat r is sampled with `seed + r * 10000 + i`, by every method."""
@@ -161,7 +161,8 @@ class BenchOptions:
             raise ConfigError("there is nothing to ask: name a prompt set")
         for name in self.prompt_sets:
             check_set_name(name)
-        names = Counter(Path(name).stem if name.endswith(".jsonl") else name for name in self.prompt_sets)
+        bare = [split_limit(name)[0] for name in self.prompt_sets]
+        names = Counter(Path(name).stem if name.endswith(".jsonl") else name for name in bare)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise ConfigError(f"two prompt sets are called {twice!r}")

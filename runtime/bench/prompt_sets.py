@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -91,12 +92,27 @@ PUBLISHED: dict[str, PublishedSet] = {
 """Sets that are fetched into the cache when they are first asked for."""
 
 
+def split_limit(name: str) -> tuple[str, int | None]:
+    """A set's name and how many of its prompts are wanted: "humaneval:40" is ("humaneval", 40); None: not said.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+    match = re.fullmatch(r"(.+):(\d+)", name)
+    if match is None or Path(name).is_file():
+        return name, None
+    if int(match[2]) < 1:
+        raise ConfigError(f"the number of prompts in {name!r} must be at least 1")
+    return match[1], int(match[2])
+
+
 def check_set_name(name: str) -> None:
     """Checks that `name` is a set or an existing `.jsonl` file, without fetching or reading it.
 
     Raises:
         ConfigError: it is neither.
     """
+    name, _ = split_limit(name)
     if name in BUILT_IN or name in PUBLISHED:
         return
     if not name.endswith(".jsonl"):
@@ -114,8 +130,8 @@ def load_prompt_set(name: str, limit: int | None, progress: ProgressCallback) ->
     """The prompts of a set, at most `limit` of them, in the set's order.
 
     Args:
-        name: a built-in or published set, or the path of a `.jsonl` file.
-        limit: most prompts; None: all.
+        name: a built-in or published set, or the path of a `.jsonl` file; `NAME:N` for the first N of it.
+        limit: most prompts where the name does not say; None: all.
         progress: told about a download.
 
     Raises:
@@ -123,6 +139,8 @@ def load_prompt_set(name: str, limit: int | None, progress: ProgressCallback) ->
         FetchError: a published set could not be brought to this machine.
     """
     check_set_name(name)
+    name, own_limit = split_limit(name)
+    limit = limit if own_limit is None else own_limit
     if name in BUILT_IN:
         prompts = [(title, _chat(text)) for title, text in BUILT_IN[name]]
     elif name in PUBLISHED:

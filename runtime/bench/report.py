@@ -46,6 +46,8 @@ class Figures:
     speed_up: float | None
     """The median, over answers that plain decoding and this method both ended, of plain's time per token over this
     method's: each is compared with its neighbour in time."""
+    speed_up_against_peer: float | None
+    """The same against the peer's plain decoding; None without a peer."""
     tokens_per_round: float | None
     """Accepted path: 1 + accepted drafts per round; for a peer, tokens per pass of the target."""
     acceptance_rate: float | None
@@ -168,21 +170,30 @@ def method_reports(
         measurements: of all of them.
         memory: (held, peak) in bytes by method.
     """
-    plain = [answer for one in measurements.passes if one.method == methods[0].name for answer in one.answers]
+
+    def answers_of(method: Method | None) -> list[Answer]:
+        return [
+            answer
+            for one in measurements.passes
+            if method is not None and one.method == method.name
+            for answer in one.answers
+        ]
+
+    plain, peer = answers_of(methods[0]), answers_of(plain_peer(methods))
     sets = list(dict.fromkeys(answer.prompt_set for one in measurements.passes for answer in one.answers))
     reports = []
     for method in methods:
         passes = [one for one in measurements.passes if one.method == method.name]
         steps = measurements.steps.get(method.name)
         by_set = {
-            name: method_figures([_only(one, name) for one in passes if _holds(one, name)], plain, steps)
+            name: method_figures([_only(one, name) for one in passes if _holds(one, name)], plain, steps, peer)
             for name in sets
         }
         held, peak = memory.get(method.name, (None, None))
         reports.append(
             MethodReport(
                 method=method,
-                overall=method_figures(passes, plain, steps),
+                overall=method_figures(passes, plain, steps, peer),
                 by_set=by_set,
                 steps=steps,
                 held_memory=held,
@@ -193,8 +204,15 @@ def method_reports(
     return tuple(reports)
 
 
-def method_figures(passes: Sequence[Pass], plain: Sequence[Answer], steps: StepReport | None) -> Figures:
-    """The figures of one method from its passes, those of plain decoding, and its steps."""
+def plain_peer(methods: Sequence[Method]) -> Method | None:
+    """The peer's plain decoding, if a peer answers too."""
+    return next((one for one in methods if one.engine != methods[0].engine and one.depth == 0), None)
+
+
+def method_figures(
+    passes: Sequence[Pass], plain: Sequence[Answer], steps: StepReport | None, peer: Sequence[Answer] = ()
+) -> Figures:
+    """The figures of one method from its passes, those of plain decoding, its steps, and those of the plain peer."""
     answers = [answer for one in passes for answer in one.answers]
     good = [answer for answer in answers if answer.status == "ok"]
     whole = [one for one in passes if one.complete]
@@ -212,6 +230,7 @@ def method_figures(passes: Sequence[Pass], plain: Sequence[Answer], steps: StepR
         output_tokens=tokens,
         tokens_per_second=tokens / seconds if seconds and tokens else None,
         speed_up=_speed_up(good, plain),
+        speed_up_against_peer=_speed_up(good, peer),
         tokens_per_round=_tokens_per_round(good) if seen is None else seen.mean_acceptance_length,
         acceptance_rate=seen.draft_acceptance_rate if seen is not None and seen.proposed_tokens else None,
         acceptance_by_position=() if seen is None else seen.acceptance_by_position[: _most_drafts(seen)],

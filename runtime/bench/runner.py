@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ...profiling.memory import MemoryAccount
 from ..progress import ProgressCallback
+from .journal import Journal
 from .options import BenchOptions, Load
 from .records import Answer, Case, Job, Method, Pass, StepReport, refused
 
@@ -102,11 +103,16 @@ def replay_groups(groups: Sequence[Sequence[Job]], load: Load) -> list[list[Job]
 
 
 def measure(
-    contenders: Sequence[Contender], groups: Sequence[Sequence[Job]], load: Load, progress: ProgressCallback
+    contenders: Sequence[Contender],
+    groups: Sequence[Sequence[Job]],
+    load: Load,
+    progress: ProgressCallback,
+    journal: Journal | None = None,
 ) -> Measurements:
     """Has every contender replay some prompts under its step timer, then answer every group, in turn.
 
-    Who begins changes from group to group. An interrupt (Ctrl-C) ends it; what was measured is kept.
+    Who begins changes from group to group. An interrupt (Ctrl-C) ends it; what was measured is kept. What the journal
+    holds is not measured again.
     """
     planned = len(contenders) * len(groups)
     passes: list[Pass] = []
@@ -124,9 +130,12 @@ def measure(
             first = number % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):
                 progress(len(passes), planned, "measuring")
-                passes.append(_pass(contender, jobs, load))
+                kept = None if journal is None else journal.kept(number, contender.method.name)
+                passes.append(kept or _pass(contender, jobs, load))
                 if not passes[-1].complete:
                     raise KeyboardInterrupt
+                if journal is not None and kept is None:
+                    journal.keep(number, passes[-1])
         progress(planned, planned, "measuring")
     except KeyboardInterrupt:
         pass  # `partial` tells

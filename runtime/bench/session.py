@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from ..models import model_source, resolve_model
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
 from .engine_contender import EngineContender, LoadEngine, engine_method, engine_settings
+from .journal import Journal
 from .options import BenchOptions
 from .peers import transformers_contenders
 from .prompt_sets import load_prompt_set
@@ -71,8 +74,23 @@ class Bench:
             assistant=assistant,
         )
 
-    def run(self, progress: ProgressCallback, load_engine: LoadEngine = Engine.from_pretrained) -> BenchReport:
-        """Loads every method, measures them in turn, and reports. Ctrl-C while measuring gives a partial report."""
+    def run(
+        self,
+        progress: ProgressCallback,
+        load_engine: LoadEngine = Engine.from_pretrained,
+        journal_file: Path | None = None,
+    ) -> BenchReport:
+        """Loads every method, measures them in turn, and reports. Ctrl-C while measuring gives a partial report.
+
+        Args:
+            progress: told about everything.
+            load_engine: `Engine.from_pretrained`, or what stands for it.
+            journal_file: keeps every pass as it ends, and what it holds of this very bench is not measured again.
+
+        Raises:
+            ConfigError: the journal is of another bench.
+        """
+        journal = None if journal_file is None else Journal.open(journal_file, self.identity)
         settings = engine_settings(None, self.options, self.engine_options)
         progress(0, 1, "measuring the device")
         rates = load_rates(device_rates_directory(), settings.torch_device, (settings.torch_dtype,))
@@ -101,7 +119,7 @@ class Bench:
                     self.path, self.assistant, self.options, settings.torch_dtype, settings.torch_device, progress
                 )
             groups = make_groups(self.cases, plain.encode, self.options)
-            measured = measure(contenders, groups, self.options.load, progress)
+            measured = measure(contenders, groups, self.options.load, progress, journal)
             memory = {one.method.name: (one.memory.held, one.memory.peak) for one in contenders}
             methods = [one.method for one in contenders]
         dtype = str(settings.torch_dtype).removeprefix("torch.")
@@ -127,6 +145,18 @@ class Bench:
             rounding_may_differ=settings.torch_dtype != torch.float32 and not settings.exact,
             methods=method_reports(methods, measured, memory),
         )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two benches share whose measurements can be put together, in types that JSON has."""
+        asked = json.dumps([[case.prompt_set, case.name, case.prompt] for case in self.cases])
+        return {
+            "model": model_source(self.path),
+            **self.options.to_dict(),
+            **{name: value if value is None else str(value) for name, value in self.engine_options.items()},
+            "prompts": hashlib.sha256(asked.encode()).hexdigest(),
+            "threads": torch.get_num_threads(),
+        }
 
 
 def _configs(options: BenchOptions) -> tuple[SpeculativeConfig | None, ...]:

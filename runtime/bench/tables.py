@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .records import Method
 from .report import BenchReport, Figures, MethodReport, Spread
 
 NOTHING = "-"
@@ -25,6 +26,7 @@ def rows(reports: Sequence[MethodReport], *, rounding_may_differ: bool) -> list[
     return [
         ("output tokens/s", each(lambda f: number(f.tokens_per_second, ".1f"))),
         ("speed-up against plain", each(lambda f: number(f.speed_up, ".2f", " x"))),
+        *_against_peer([report.overall for report in reports], ""),
         ("tokens per round", each(lambda f: number(f.tokens_per_round, ".2f"))),
         ("drafts accepted", each(lambda f: percent(f.acceptance_rate))),
         ("... at position 1, 2, ...", each(lambda f: positions(f.acceptance_by_position))),
@@ -58,9 +60,17 @@ def set_rows(reports: Sequence[MethodReport]) -> list[tuple[str, list[str]]]:
         found += [
             (f"{name}: output tokens/s", [number(f.tokens_per_second, ".1f") for f in figures]),
             (f"{name}: speed-up", [number(f.speed_up, ".2f", " x") for f in figures]),
+            *_against_peer(figures, f"{name}: "),
             (f"{name}: tokens per round", [number(f.tokens_per_round, ".2f") for f in figures]),
+            (f"{name}: accepted at 1, 2, ...", [positions(f.acceptance_by_position) for f in figures]),
         ]
     return found
+
+
+def _against_peer(figures: Sequence[Figures], label: str) -> list[tuple[str, list[str]]]:
+    """The row of speed-ups against a peer, if there is one."""
+    cells = [number(one.speed_up_against_peer, ".2f", " x") for one in figures]
+    return [] if all(cell == NOTHING for cell in cells) else [(f"{label}speed-up against the plain peer", cells)]
 
 
 def failures(reports: Sequence[MethodReport]) -> list[str]:
@@ -158,15 +168,19 @@ def size(value: int | None) -> str:
 
 def identity(report: MethodReport, *, rounding_may_differ: bool) -> str:
     """Whether a method's texts were those of plain decoding, and what that means."""
-    figures = report.overall
+    return verdict(report.method, report.overall, rounding_may_differ=rounding_may_differ)
+
+
+def verdict(method: Method, figures: Figures, *, rounding_may_differ: bool) -> str:
+    """The same of some of the prompts."""
     if not figures.compared_prompts:
         return NOTHING
     if not figures.different_prompts:
         return f"yes, all {figures.compared_prompts}"
     counts = f"{figures.different_prompts} of {figures.compared_prompts} differ"
-    if report.method.engine != "draftgraph":
+    if method.engine != "draftgraph":
         return counts
-    if not report.method.repeats_plain_text:
+    if not method.repeats_plain_text:
         return f"{counts}, by design"
     return f"{counts}: rounding" if rounding_may_differ else f"NO: {counts}"
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gathered
 from ...kernels.window import Window
 from ...model_zoo.decoder import KvCache
 from ...model_zoo.draft_head import DraftHead
@@ -106,7 +107,7 @@ class AutoRegressiveSpeculator(HeadSpeculator, StepwiseSpeculator):
     def begin(self, state: DecodeState, bucket: int) -> torch.Tensor:
         """Reads the pairs that the head has not read."""
         pairs, states, queries = self._kept.pairs(state, bucket)
-        return self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+        return gathered(self._head.read_target(pairs, self._kept.values, states, self._cache), queries)
 
     def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
         """Reads the head's own output, past the first draft, and drafts from it."""
@@ -140,7 +141,7 @@ class ParallelSpeculator(HeadSpeculator):
         """Reads what was committed and drafts K tokens for every live row of the bucket."""
         pairs, states, queries = self._kept.pairs(state, bucket)
         following = part_of(self._following, bucket, window_width(bucket))
-        hidden = self._head.read_target(pairs, self._kept.values, states, self._cache).index_select(0, queries)
+        hidden = gathered(self._head.read_target(pairs, self._kept.values, states, self._cache), queries)
         _, logits = self._head.read_out(hidden)
         for step in range(self.num_speculative_tokens):
             of_step = logits[step * bucket : (step + 1) * bucket]

@@ -12,6 +12,7 @@ import torch
 
 from ...graphs import DecodeState, StateShape
 from ...graphs.capture_guard import CaptureError, check_function, fake_cuda
+from ...kernels.drop_unknown_drafts import drop_unknown_drafts
 from ...kernels.window import Window
 from ..errors import ConfigError
 from .base import BaseSpeculator
@@ -54,9 +55,7 @@ def _keeping_to_the_vocabulary(kind: type[BaseSpeculator]) -> type[BaseSpeculato
 
     def propose(self: BaseSpeculator, state: DecodeState, bucket: int) -> None:
         kind.propose(self, state, bucket)
-        slots = state.slot_of_row[:bucket].long()
-        drafts = state.draft_tokens[slots]
-        state.draft_tokens[slots] = torch.where(drafts < state.shape.vocab_size, drafts, -1)
+        drop_unknown_drafts(state.draft_tokens, state.slot_of_row[:bucket], state.shape.vocab_size)
 
     return type(kind.__name__, (kind,), {"propose": propose, "__module__": kind.__module__, "__doc__": kind.__doc__})
 

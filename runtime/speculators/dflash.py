@@ -79,10 +79,8 @@ class DFlashSpeculator(StateSpeculator):
         self._drafter.precompute_and_store_context_kv(context, self._kept.values, states, self._cache)
         block = self._pack(state, bucket)
         hidden = self._drafter.read_block(block, self._masked[: block.tokens.shape[0]], self._cache)
-        drafting = hidden[: bucket * self._queries].unflatten(0, (bucket, self._queries))
-        # The anchor's query comes first, and drafts where it drafts. Draft by draft, all rows of one side by side.
-        drafting = drafting[:, self._queries - self.num_speculative_tokens :].transpose(0, 1).flatten(0, 1)
-        self._draft(state, block, *self._drafter.read_out(drafting))
+        drafts = self.num_speculative_tokens
+        self._draft(state, block, *self._drafter.read_out(hidden, bucket, self._queries, drafts))
 
     def _pack(self, state: DecodeState, bucket: int) -> Window:
         """The queries of a bucket's rows."""

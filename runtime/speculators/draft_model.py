@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gathered
 from ...kernels.pack_tail import pack_tail
 from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
@@ -102,7 +103,7 @@ class DraftModelSpeculator(StepwiseSpeculator):
             tail.base,
             last,
         )
-        return self._model.forward(tail, self._cache).index_select(0, last)
+        return gathered(self._model.forward(tail, self._cache), last)
 
     def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
         """Takes the draft before, past the first one, and drafts the next."""
@@ -116,7 +117,7 @@ class DraftModelSpeculator(StepwiseSpeculator):
     def prefill(self, state: DecodeState, window: Window, hidden: torch.Tensor) -> None:
         """Writes the drafter's KV of the chunk."""
         if self._draft_ids is not None:
-            window = window._replace(tokens=self._draft_ids.index_select(0, window.tokens))
+            window = window._replace(tokens=gathered(self._draft_ids[:, None], window.tokens).flatten())
         self._model.forward(window, self._cache)
 
     def clear(self, slot: int) -> None:

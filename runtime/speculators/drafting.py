@@ -9,7 +9,9 @@ from ...graphs.buckets import MIN_WIDTH, power_of_two_at_least
 from ...kernels.advance_draft import advance_draft
 from ...kernels.draft_argmax import draft_argmax
 from ...kernels.draft_distribution import draft_distribution
+from ...kernels.draft_positions import draft_positions
 from ...kernels.sample_target import sample_target
+from ...kernels.widen_logits import widen_logits, widening_places
 from ...kernels.window import Window
 
 
@@ -23,6 +25,8 @@ class DraftChooser:
     _threshold: torch.Tensor
     _rows: torch.Tensor
     _ends: torch.Tensor
+    _positions: torch.Tensor
+    _places: torch.Tensor | None
 
     def __init__(
         self,
@@ -55,6 +59,10 @@ class DraftChooser:
         self._log_normalizer, self._threshold = zeros(torch.float32), zeros(torch.float32)
         self._rows = torch.arange(rows, dtype=torch.int32, device=device)
         self._ends = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(state.shape.num_drafts * rows, dtype=torch.int32, device=device)
+        self._places = None
+        if self._stream is not None and self._subset is not None:
+            self._places = widening_places(self._subset, state.shape.vocab_size)
 
     def draft(
         self,
@@ -63,7 +71,8 @@ class DraftChooser:
         logits: torch.Tensor,
         slot_of_row: torch.Tensor,
         following: Window,
-        limit: torch.Tensor | None = None,
+        *,
+        margin: int = 0,
         shift: int | None = None,
         confidence: torch.Tensor | None = None,
     ) -> None:
@@ -75,22 +84,22 @@ class DraftChooser:
             logits: [B, Vd].
             slot_of_row: int32 [B].
             following: written, one token per row; of width W, at least B.
-            limit: int32 [R1], in place of the state's.
+            margin: drafts that are made past the row's room.
             shift: where the next window's token stands, counted from `length`; `step`, where a language model keeps it,
                 unless it is given.
             confidence: float32 [B], in place of the drafter's largest probability.
         """
         bucket, width = slot_of_row.shape[0], following.tokens.shape[0]
         chosen, failed = self._chosen[:bucket], self._failed[:bucket]
-        if self._stream is not None and self._subset is not None:
+        ids = self._subset
+        if self._places is not None:
             # Samples and their distribution are in the target's vocabulary, as is the noise under coupling.
-            whole = logits.new_full((bucket, state.shape.vocab_size), -torch.inf)
-            logits = whole.index_copy_(1, self._subset.long(), logits)
-        draft_argmax(logits, self._allowed, chosen, self._confidence[:bucket], failed)
+            whole = logits.new_empty((bucket, state.shape.vocab_size))
+            widen_logits(logits, self._places, whole)
+            logits, ids = whole, None
+        draft_argmax(logits, self._allowed, ids, chosen, self._confidence[:bucket], failed)
         if self._stream is not None:
             self._sample(state, step, logits, slot_of_row, self._stream)
-        elif self._subset is not None:
-            chosen.copy_(self._subset.index_select(0, chosen))
         if confidence is not None:
             self._confidence[:bucket].copy_(confidence)
         advance_draft(
@@ -98,12 +107,13 @@ class DraftChooser:
             self._confidence[:width],
             self._failed[:width],
             state.length,
-            state.limit if limit is None else limit,
+            state.limit,
             state.finished,
             slot_of_row,
             self._target_ids,
             step,
             step if shift is None else shift,
+            margin,
             state.draft_tokens,
             state.confidence,
             state.draft_count,
@@ -118,7 +128,7 @@ class DraftChooser:
     def chosen(self, bucket: int) -> torch.Tensor:
         """int32 [B]: every row's last draft, in the ids that the drafter reads; the next call of `draft` overwrites it.
 
-        It is there whether or not the row had room for it; 0 where the logits failed.
+        It is there whether or not the row had room for it; the first token that it knows where the logits failed.
         """
         return self._chosen[:bucket]
 
@@ -129,11 +139,15 @@ class DraftChooser:
         bucket = slot_of_row.shape[0]
         chosen, failed = self._chosen[:bucket], self._failed[:bucket]
         log_normalizer, threshold = self._log_normalizer[:bucket], self._threshold[:bucket]
+        positions = self._positions[: state.shape.num_drafts * bucket].view(state.shape.num_drafts, bucket)
+        if step == 0:
+            # Of all drafts at once: the first is made before any other.
+            draft_positions(state.length, slot_of_row, positions)
         sample_target(
             logits,
             self._rows[:bucket],
             # Of the token before the draft, as the target's noise is keyed.
-            state.length.index_select(0, slot_of_row) + (step - 1),
+            positions[step],
             self._ends[: bucket + 1],
             slot_of_row,
             state.temperature,

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gather_rows
 from ...kernels.window import Window
 from ...model_zoo.dspark.model import DSparkModel
 from ...profiling.floor import RoundShape, StepCost
@@ -79,7 +80,7 @@ class DSparkSpeculator(DFlashSpeculator):
             self._chooser.draft(state, step, corrected, slots, following, confidence=confidence)
             previous = self._chooser.chosen(bucket)
         if self.draft_confidence is not None:
-            torch.index_select(state.confidence, 0, slots, out=self.draft_confidence[:bucket])
+            gather_rows(state.confidence, slots, None, self.draft_confidence[:bucket])
 
     def propose_cost(self, shape: RoundShape) -> StepCost:
         """That of the block, and the corrections."""

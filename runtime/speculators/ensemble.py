@@ -10,6 +10,7 @@ import torch
 
 from ...graphs import DecodeState
 from ...kernels.merge_drafts import merge_drafts
+from ...kernels.put_rows import put_rows
 from ...kernels.window import Window
 from ...profiling.floor import RoundShape, StepCost
 from ..speculative_methods import UNKNOWN_CONFIDENCE, Evidence
@@ -71,8 +72,7 @@ class EnsembleSpeculator(BaseSpeculator):
         for member, view in zip(self.members, self._views, strict=True):
             member.propose(view, bucket)
             if member.draft_confidence is not None:
-                slots = state.slot_of_row[:bucket].long()
-                view.confidence.index_copy_(0, slots, member.draft_confidence[:bucket])
+                put_rows(member.draft_confidence[:bucket], state.slot_of_row[:bucket], 0, view.confidence[:, None])
         merge_drafts(
             self._tokens,
             self._count,

@@ -7,7 +7,10 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gathered
+from ...kernels.gather_window import gather_window
 from ...kernels.pack_tail import pack_tail
+from ...kernels.put_rows import put_rows
 from ...kernels.window import Window
 from ...model_zoo.decoder import DecoderModel, KvCache
 from ...profiling.floor import RoundShape, StepCost, forward_cost
@@ -90,8 +93,8 @@ class LayerSkipSpeculator(StepwiseSpeculator):
             window.base,
             last,
         )
-        hidden = self._run_lower_layers(window).index_select(0, last)
-        self._keep(slot_of_row, 0, hidden)
+        hidden = gathered(self._run_lower_layers(window), last)
+        put_rows(hidden, slot_of_row, 0, self._kept)
         return hidden
 
     def draft(self, state: DecodeState, bucket: int, step: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -99,19 +102,17 @@ class LayerSkipSpeculator(StepwiseSpeculator):
         slot_of_row, following = state.slot_of_row[:bucket], part_of(self._step, bucket, self._width(bucket))
         # The chooser stops where no draft can follow. The lower layers go one token further. The one draft too many
         # that the row so counts is cut off by the budget.
-        limit = state.limit + 1
         logits = self._target.logits(self._target.final_norm(hidden))[:bucket]
-        self._chooser.draft(state, step, logits, slot_of_row, following, limit)
+        self._chooser.draft(state, step, logits, slot_of_row, following, margin=1)
         hidden = self._run_lower_layers(following)[: window_width(bucket)]
-        self._keep(slot_of_row, step + 1, hidden)
+        put_rows(hidden, slot_of_row, step + 1, self._kept)
         return hidden
 
     def verify_hidden(self, state: DecodeState, window: Window) -> torch.Tensor:
         """The lower layers' outputs of the windows, [W, hidden]."""
-        deepest = self.num_speculative_tokens
-        anchor = state.length.index_select(0, window.slots) - 1
-        place = window.slots * (deepest + 1) + (window.positions - anchor).clamp(0, deepest)
-        return self._kept.flatten(0, 1).index_select(0, place)
+        hidden = self._kept.new_empty((window.tokens.shape[0], self._kept.shape[2]))
+        gather_window(self._kept, state.length, window.slots, window.positions, hidden)
+        return hidden
 
     def clear(self, slot: int) -> None:
         """Zeroes what is kept of the slot."""
@@ -143,10 +144,6 @@ class LayerSkipSpeculator(StepwiseSpeculator):
     def _run_lower_layers(self, window: Window) -> torch.Tensor:
         hidden = self._target.embed(window.tokens)
         return self._target.forward_range(hidden, window, self._cache, 0, self.first_layer)
-
-    def _keep(self, slot_of_row: torch.Tensor, place: int, hidden: torch.Tensor) -> None:
-        # Padding rows share the reserved slot: whichever of them is kept, nobody reads it.
-        self._kept[:, place].index_copy_(0, slot_of_row.long(), hidden[: slot_of_row.shape[0]])
 
     def _width(self, rows: int) -> int:
         return self._fixed_width or window_width(rows)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gathered
 from ...kernels.window import Window
 from ...model_zoo.medusa.model import MedusaModel
 from ...profiling.floor import RoundShape, StepCost
@@ -56,7 +57,7 @@ class MedusaSpeculator(BaseSpeculator):
         """Drafts K tokens for every live row of the bucket."""
         pairs, states, queries = self._kept.pairs(state, bucket)
         following = part_of(self._following, bucket, window_width(bucket))
-        hidden = self._kept.values.index_select(0, states.index_select(0, queries))
+        hidden = gathered(self._kept.values, queries, states)
         for step in range(self.num_speculative_tokens):
             logits = self._heads.logits(step, hidden)[:bucket]
             self._chooser.draft(state, step, logits, pairs.slot_of_row, following, shift=step - 1)

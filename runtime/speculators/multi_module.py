@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from ...graphs import DecodeState
+from ...kernels.gather_rows import gather_rows
+from ...kernels.pack_turn import pack_turn
+from ...kernels.tokens_after import tokens_after
 from ...kernels.window import Window
 from ...model_zoo.draft_head import ModularHead
 from ...profiling.floor import RoundShape, StepCost
 from .autoregressive import HeadSpeculator
-from .drafting import part_of, step_window, window_width
+from .drafting import empty_window, part_of, step_window, window_width
 from .state_history import StateHistory
 
 
@@ -29,6 +31,10 @@ class MultiModuleSpeculator(HeadSpeculator):
     name: ClassVar[str] = "multi_module"
 
     _history: StateHistory
+    _turn: Window
+    _turn_states: torch.Tensor
+    _turn_queries: torch.Tensor
+    _made: torch.Tensor
 
     def __init__(
         self,
@@ -54,50 +60,46 @@ class MultiModuleSpeculator(HeadSpeculator):
         self.lookahead = self._used
 
     def allocate(self, state: DecodeState) -> None:
-        """Allocates the modules' KV and what they read of the target."""
-        head, rows = self._head, state.shape.max_bucket
+        """Allocates the modules' KV, what they read of the target, and what they leave to a further turn."""
+        head, rows, device = self._head, state.shape.max_bucket, state.device
         self._cache = head.allocate_cache(state.shape.slots + 1, state.shape.context)
         self._history = StateHistory(state, head.state_size, modules=self._used)
-        self._following = step_window(rows, window_width(rows), state.device)
+        self._following = step_window(rows, window_width(rows), device)
         self._chooser.allocate(state, window_width(rows))
+        width = window_width(rows * self._used)
+        self._turn = empty_window(rows, width, device)
+        self._turn_states = torch.zeros(width, dtype=torch.int32, device=device)
+        self._turn_queries = torch.zeros(window_width(rows), dtype=torch.int32, device=device)
+        # Of each module what it made of every row's last position, [n, N, hidden].
+        size = (self._used, window_width(rows), head.config.target_hidden_size)
+        self._made = torch.zeros(size, dtype=head.dtype, device=device)
         self._state = state
 
     def propose(self, state: DecodeState, bucket: int) -> None:
         """Reads what was committed and drafts K tokens for every live row of the bucket."""
         window, states, last = self._history.pairs(state, bucket)
         owners, following = window.slot_of_row, part_of(self._following, bucket, window_width(bucket))
-        hidden, made = self._history.values, list[torch.Tensor]()
+        hidden = self._history.values
         for step in range(self.num_speculative_tokens):
             module = step % self._used
-            if step == 0:
+            if step > 0 and module == 0:
+                window, states, last = self._next_turn(state, owners, step)
+                hidden = self._made.flatten(0, 1)
+            if step > 0:
+                # In a round's first window they stand already.
+                window = self._followed(state, window, 1 + module, state.draft_tokens)
+            if module == 0:
                 hidden = self._modules.read_target(window, hidden, states, self._cache)
             else:
-                if module == 0:
-                    window, hidden, last = self._next_turn(state, owners, step, made)
-                    made.clear()
-                tokens = self._tokens_after(state, window, 1 + module)
-                hidden = self._modules.read_own(window._replace(tokens=tokens), hidden, self._cache, module)
+                hidden = self._modules.read_own(window, hidden, self._cache, module)
             hidden = self._modules.feedback(hidden, module)
-            made.append(hidden.index_select(0, last))
-            logits = self._modules.logits(made[-1], module)
+            made = self._made[module, : last.shape[0]]
+            gather_rows(hidden, last, None, made)
+            logits = self._modules.logits(made, module)
             self._chooser.draft(state, step, logits[:bucket], owners, following, shift=step - 1)
 
-    def _tokens_after(self, state: DecodeState, window: Window, distance: int) -> torch.Tensor:
-        """int32 [W], the token so far after each position: a committed one, or a draft of this round."""
-        index = window.positions + distance
-        ahead = index - state.length.index_select(0, window.slots)
-        context, drafts = state.tokens.shape[1], state.draft_tokens.shape[1]
-        committed = window.slots * context + index.clamp_max(context - 1)
-        drafted = window.slots * drafts + ahead.clamp(0, drafts - 1)
-        # What is no proposal has no token: -1.
-        return torch.where(
-            ahead < 0,
-            state.tokens.flatten().index_select(0, committed),
-            state.draft_tokens.flatten().index_select(0, drafted).clamp_min(0),
-        )
-
     def _next_turn(
-        self, state: DecodeState, owners: torch.Tensor, step: int, made: list[torch.Tensor]
+        self, state: DecodeState, owners: torch.Tensor, step: int
     ) -> tuple[Window, torch.Tensor, torch.Tensor]:
         """The n positions before each row's next draft, and what stands in for the target's hidden states there.
 
@@ -105,34 +107,39 @@ class MultiModuleSpeculator(HeadSpeculator):
             state: of the engine.
             owners: int32 [B], the slot of each row, the reserved one where a row has nothing to draft from.
             step: drafts so far.
-            made: n of [N, hidden], N at least B: what the modules made of each row's last position.
 
         Returns:
-            A window of n positions per row, of the reserved slot where no draft can follow; [W, hidden]; and int32 [N],
-            where the last position of each row is packed.
+            A window of n positions per row, of the reserved slot where no draft can follow, whose tokens are not set;
+            int32 [W], which of the hidden states that the modules made each position reads; and int32 [N], where the
+            last position of each row is packed.
         """
-        modules, bucket, slots = self._used, owners.shape[0], state.length.shape[0]
-        length = state.length.index_select(0, owners)
-        goes_on = (owners < slots - 1) & (state.limit.index_select(0, owners) - length - 1 > step)
-        owners = torch.where(goes_on, owners, slots - 1)
-        base = torch.where(goes_on, length - 1 + step - modules, 0)
-        width = window_width(bucket * modules)
-        place = torch.arange(width, dtype=torch.int32, device=state.device)
-        rows, padding = place // modules, width - bucket * modules
-        used = rows < bucket
-        row = rows.clamp_max(bucket - 1)
-        window = Window(
-            tokens=torch.zeros_like(place),
-            positions=torch.where(used, base.index_select(0, row) + place % modules, 0),
-            slots=torch.where(used, owners.index_select(0, row), slots - 1),
-            rows=torch.where(used, rows, -1),
-            cu_tokens=place.new_ones(bucket + 1).cumsum(0, dtype=torch.int32).sub(1).mul(modules),
-            base=base,
-            slot_of_row=owners,
+        bucket = owners.shape[0]
+        window = part_of(self._turn, bucket, window_width(bucket * self._used))
+        states = self._turn_states[: window.tokens.shape[0]]
+        queries = self._turn_queries[: window_width(bucket)]
+        pack_turn(
+            state.length,
+            state.limit,
+            owners,
+            step,
+            self._used,
+            self._made.shape[1],
+            window.positions,
+            window.slots,
+            window.rows,
+            window.cu_tokens,
+            window.base,
+            window.slot_of_row,
+            states,
+            queries,
         )
-        hidden = torch.stack([part[:bucket] for part in made], 1).flatten(0, 1)
-        last = torch.arange(made[0].shape[0], dtype=torch.int32, device=state.device).clamp_max(bucket - 1)
-        return window, F.pad(hidden, (0, 0, 0, padding)), last * modules + (modules - 1)
+        return window, states, queries
+
+    def _followed(self, state: DecodeState, window: Window, distance: int, drafts: torch.Tensor | None) -> Window:
+        """The window with the tokens that follow its positions: committed ones, or drafts of this round."""
+        tokens = torch.empty_like(window.tokens)
+        tokens_after(state.tokens, state.length, drafts, window.slots, window.positions, distance, tokens)
+        return window._replace(tokens=tokens)
 
     def observe(self, state: DecodeState, window: Window, states: tuple[torch.Tensor, ...]) -> None:
         """Keeps the hidden states of the windows."""
@@ -147,7 +154,7 @@ class MultiModuleSpeculator(HeadSpeculator):
         (values,) = states
         hidden = values
         for module in range(self._used):
-            shifted = window._replace(tokens=self._prompt_after(state, window, 1 + module))
+            shifted = self._followed(state, window, 1 + module, None)
             if module == 0:
                 hidden = self._modules.read_target(shifted, hidden, None, self._cache)
             else:
@@ -155,11 +162,6 @@ class MultiModuleSpeculator(HeadSpeculator):
             if module + 1 < self._used:
                 hidden = self._modules.feedback(hidden, module)
         self._history.keep_last(window, values)
-
-    def _prompt_after(self, state: DecodeState, window: Window, distance: int) -> torch.Tensor:
-        context = state.tokens.shape[1]
-        places = window.slots * context + (window.positions + distance).clamp_max(context - 1)
-        return state.tokens.flatten().index_select(0, places)
 
     def admit(self, slot: int) -> None:
         """Forgets the slot's last request."""

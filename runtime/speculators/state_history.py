@@ -6,6 +6,7 @@ import torch
 
 from ...graphs import DecodeState
 from ...graphs.buckets import power_of_two_at_least
+from ...kernels.keep_ring import keep_ring
 from ...kernels.pack_unseen import pack_unseen
 from ...kernels.window import Window
 from .drafting import empty_window, part_of, window_width
@@ -34,10 +35,10 @@ class StateHistory:
         """How many positions before a round's window are read again."""
         self._ring = power_of_two_at_least(shape.num_drafts + modules)
         self._blank = slots * self._ring
-        """What padding reads."""
+        """What padding reads, and what nothing is written to."""
         self.values = torch.zeros((self._blank + 1, size), dtype=state.logits.dtype, device=device)
         self._seen = torch.zeros(slots, dtype=torch.int32, device=device)
-        # Where the states begin, which follows from their positions here.
+        # Where the states begin, which follows from their positions in a ring.
         self._start = torch.zeros(slots, dtype=torch.int32, device=device)
         rows = shape.max_bucket
         width = window_width(rows * self.pairs_per_row(shape.num_drafts))
@@ -51,28 +52,27 @@ class StateHistory:
 
     def keep(self, state: DecodeState, window: Window, values: torch.Tensor) -> None:
         """Keeps what verify saw of the live rows, [W, size]; nothing in a round that the engine drops."""
-        self._write(window, values, (window.rows >= 0) & state.running)
-        slots = window.slot_of_row.long()
-        seen = (window.base - self._again).clamp_min(0)
-        self._seen.index_copy_(0, slots, torch.where(state.running, seen, self._seen.index_select(0, slots)))
+        self._keep(window, values, state.running)
 
     def keep_last(self, window: Window, values: torch.Tensor) -> None:
         """Keeps the last hidden states of a prompt's chunk, [W, size]: they are read again in the first round."""
-        end = window.base + window.cu_tokens[1:]
-        self._write(window, values, (window.rows >= 0) & (window.positions >= end - self._ring))
-        # The pair of the chunk's last position is read again in any case, for the first draft comes of it.
-        seen = (end - 1 - self._again).clamp_min(0)
-        self._seen.index_copy_(0, window.slot_of_row.long(), seen)
+        self._keep(window, values, None)
 
-    def _write(self, window: Window, values: torch.Tensor, wanted: torch.Tensor) -> None:
-        # Tokens that are not wanted write back what lies at the first place of the ring of nobody's slot.
-        nobody = self._blank - self._ring
-        places = torch.where(wanted, self._places(window), nobody)
-        values = torch.where(wanted[:, None], values, self.values.index_select(0, places))
-        self.values.index_copy_(0, places.long(), values)
-
-    def _places(self, window: Window) -> torch.Tensor:
-        return window.slots * self._ring + window.positions % self._ring
+    def _keep(self, window: Window, values: torch.Tensor, running: torch.Tensor | None) -> None:
+        keep_ring(
+            values,
+            window.positions,
+            window.slots,
+            window.rows,
+            window.base,
+            window.cu_tokens,
+            window.slot_of_row,
+            running,
+            self._ring,
+            self._again,
+            self.values,
+            self._seen,
+        )
 
     def admit(self, state: DecodeState, slot: int) -> None:
         """Forgets what was kept of a slot's last request."""
@@ -90,7 +90,7 @@ class StateHistory:
             reads; and int32 [N], N at least `bucket`, where the last place of each row is packed.
         """
         window = part_of(self._window, bucket, window_width(bucket * self.pairs_per_row(state.shape.num_drafts)))
-        unused, queries = self._states[: window.tokens.shape[0]], self._queries[: window_width(bucket)]
+        states, queries = self._states[: window.tokens.shape[0]], self._queries[: window_width(bucket)]
         pack_unseen(
             state.tokens,
             state.length,
@@ -102,6 +102,7 @@ class StateHistory:
             0,
             0,
             self._blank,
+            self._ring,
             window.tokens,
             window.positions,
             window.slots,
@@ -109,7 +110,7 @@ class StateHistory:
             window.cu_tokens,
             window.base,
             window.slot_of_row,
-            unused,
+            states,
             queries,
         )
-        return window, torch.where(window.rows >= 0, self._places(window), self._blank), queries
+        return window, states, queries

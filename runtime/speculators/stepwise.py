@@ -48,7 +48,7 @@ class StepwiseSpeculator(BaseSpeculator):
 
     def start(self, state: DecodeState, bucket: int) -> None:
         """The body of the first step: catches up, and no row has a draft."""
-        state.draft_count.index_fill_(0, state.slot_of_row[:bucket].long(), 0)
+        state.draft_count.zero_()
         self._leave(bucket, self.begin(state, bucket), begun=True)
 
     def advance(self, state: DecodeState, bucket: int, step: int) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from ...graphs import DecodeState
+from ...kernels.keep_prompt_state import keep_prompt_state
+from ...kernels.keep_states import keep_states
 from ...kernels.pack_unseen import pack_unseen
+from ...kernels.tokens_after import tokens_after
 from ...kernels.window import Window
 from .drafting import empty_window, part_of, window_width
 
@@ -55,23 +58,26 @@ class TargetStates:
             window: the rows' windows.
             states: [W, hidden] each, written side by side where they are kept.
         """
-        width, first = window.tokens.shape[0], 0
-        live = ((window.rows >= 0) & state.running)[:, None]
+        column = 0
         for values in states:
-            kept = self.values[:width, first : first + values.shape[1]]
-            torch.where(live, values, kept, out=kept)
-            first += values.shape[1]
-        slots = window.slot_of_row.long()
-        for of_slot, now in ((self._seen, window.base), (self._start, window.cu_tokens[:-1])):
-            of_slot.index_copy_(0, slots, torch.where(state.running, now, of_slot.index_select(0, slots)))
+            keep_states(
+                values,
+                window.rows,
+                window.base,
+                window.cu_tokens,
+                window.slot_of_row,
+                state.running,
+                column,
+                self.values,
+                self._seen,
+                self._start,
+            )
+            column += values.shape[1]
 
     def keep_last(self, window: Window, values: torch.Tensor) -> None:
         """Keeps the last hidden state of a prompt's chunk, [W, size]: it is read once more, in the first round."""
-        slot, count = window.slot_of_row.long(), window.cu_tokens[1:]
-        last = (count - 1).clamp_min(0)
-        self.values.index_copy_(0, slot + self._after_verify, values.index_select(0, last))
-        self._start.index_copy_(0, slot, window.slot_of_row + self._after_verify)
-        self._seen.index_copy_(0, slot, window.base + last)
+        where = (window.base, window.cu_tokens, window.slot_of_row)
+        keep_prompt_state(values, *where, self._after_verify, self.values, self._seen, self._start)
 
     def admit(self, state: DecodeState, slot: int) -> None:
         """Forgets what was kept of a slot's last request."""
@@ -83,8 +89,9 @@ class TargetStates:
 
     def successors(self, state: DecodeState, window: Window) -> Window:
         """A prompt's chunk as the drafter reads it: each position has the token after it."""
-        places = window.slots * state.tokens.shape[1] + window.positions + 1
-        return window._replace(tokens=state.tokens.flatten().index_select(0, places))
+        tokens = torch.empty_like(window.tokens)
+        tokens_after(state.tokens, state.length, None, window.slots, window.positions, 1, tokens)
+        return window._replace(tokens=tokens)
 
     def pairs(self, state: DecodeState, bucket: int) -> tuple[Window, torch.Tensor, torch.Tensor]:
         """What the rows of a bucket have not read.
@@ -108,6 +115,7 @@ class TargetStates:
             self._masks,
             self._mask_token,
             self._blank,
+            0,
             window.tokens,
             window.positions,
             window.slots,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,11 @@ from .journal import SETTINGS
 SELF = "self"
 """`self:COUNT` as the name of data: prompts that the target makes up."""
 ACCEPTED = (
-    "data is a .txt file or a directory of them, a .jsonl file, the name of a prompt set "
+    "data is a .txt file or a directory of them, a .jsonl or .jsonl.gz file, the name of a prompt set "
     f"({', '.join((*BUILT_IN, *(name for name, held in HELD_OUT.items() if held is not None)))}), or {SELF}:COUNT for "
     "prompts that the target makes up"
 )
+_FILES = (".txt", ".jsonl", ".jsonl.gz")
 _PROMPTS = ("prompt", "messages", "prompt_ids")
 _FIELDS = {*_PROMPTS, "answer", "token_ids", "finish", "number"}
 _LINE = (
@@ -86,7 +89,7 @@ def check_data_name(data: str) -> None:
             raise ConfigError(f"the directory {data!r} holds no .txt file; {ACCEPTED}")
     elif not path.exists():
         raise ConfigError(f"there is no data {data!r}: {ACCEPTED}")
-    elif path.suffix not in (".txt", ".jsonl"):
+    elif not data.endswith(_FILES):
         raise ConfigError(f"{data!r} is neither a .txt nor a .jsonl file; {ACCEPTED}")
 
 
@@ -121,9 +124,11 @@ def _texts_in(directory: Path) -> list[Path]:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{str(file)!r} cannot be read: {error.strerror}") from None
+        content = file.read_bytes()
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error  # of a file that is no gzip, or is cut short
+        raise ConfigError(f"{str(file)!r} cannot be read: {reason}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{str(file)!r} is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}"

@@ -8,13 +8,30 @@ With a CUDA device the op is replayed from a graph, as in a round, and the share
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import pytest
 import torch
+from moving_timings import MOVING, moving
+from op_shapes import (
+    CHUNK,
+    CONTEXT,
+    DEVICE,
+    DRAFTS,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    REPEATS,
+    SIZE,
+    VOCAB,
+    WIDTH,
+    OpCase,
+    halves,
+    ints,
+    state,
+)
 
-from draftgraph.graphs.state import DecodeState, StateShape
 from draftgraph.kernels.accept_block import accept_block
 from draftgraph.kernels.accept_coupled import accept_coupled
 from draftgraph.kernels.accept_standard import accept_standard
@@ -50,73 +67,7 @@ from draftgraph.kernels.workspace import WorkspacePool
 
 pytestmark = pytest.mark.bench
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DRAFTS, WIDTH, VOCAB, CACHED, CONTEXT = 7, 8, 128256, 4096, 4608
-HEADS, KV_HEADS, SIZE, HIDDEN, CHUNK, LAYERS = 32, 8, 128, 4096, 512, 32
-REPEATS = 16
-"""Calls in one CUDA graph; each works on a slot of its own, so that none finds its work done."""
 ROUNDS = 30
-
-
-@dataclass
-class OpCase:
-    """An op at the reference shape."""
-
-    run: Callable[[int], object]
-    """Calls the op on a slot."""
-    specs: Sequence[str] = ()
-    """The specialisations of its kernels that this shape launches, one after another; they give the bytes."""
-    bytes_moved: int = 0
-    """For an op without kernels of its own."""
-    written: Sequence[torch.Tensor] = field(default_factory=list)
-    """What a call changes that the next one's work depends on; put back before each measurement."""
-
-
-def state() -> DecodeState:
-    """All slots alike: 4097 committed tokens, seven drafts."""
-    shape = StateShape(
-        slots=REPEATS,
-        context=CONTEXT,
-        num_drafts=DRAFTS,
-        vocab_size=VOCAB,
-        max_bucket=REPEATS,
-        max_width=WIDTH,
-    )
-    s = DecodeState.allocate(shape, dtype=torch.bfloat16, device="cpu")
-    s.tokens.copy_(torch.randint(0, VOCAB, s.tokens.shape))
-    s.tokens[:, CACHED - 2 : CACHED + 1] = s.tokens[:, 100:103]
-    s.length.fill_(CACHED + 1)
-    s.limit.fill_(CONTEXT)
-    s.finished[:-1] = False
-    s.draft_count.fill_(DRAFTS)
-    s.confidence.copy_(torch.rand(s.confidence.shape))
-    s.draft_tokens.copy_(torch.randint(0, VOCAB, s.draft_tokens.shape))
-    s.emitted.copy_(torch.randint(0, VOCAB, s.emitted.shape))
-    s.accepted.fill_(DRAFTS)
-    s.slot_of_row.copy_(torch.arange(REPEATS))
-    s.cu_tokens[1] = WIDTH
-    s.base.fill_(CACHED)
-    s.window_rows.zero_()
-    s.window_slots.zero_()
-    s.window_positions.copy_(torch.arange(WIDTH) + CACHED)
-    s.logits.copy_(3 * torch.randn(s.logits.shape))
-    s.temperature.fill_(1.0)
-    s.top_p.fill_(0.95)
-    s.sampled.copy_(torch.randint(0, VOCAB, s.sampled.shape))
-    s.log_normalizer.copy_(torch.logsumexp(s.logits.float(), 1))
-    s.threshold.fill_(-1.0)
-    there = DecodeState.allocate(shape, dtype=torch.bfloat16, device=DEVICE)
-    for name, tensor in there.tensors().items():
-        tensor.copy_(getattr(s, name))
-    return there
-
-
-def ints(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.int32, device=DEVICE)
-
-
-def halves(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
 
 
 def planning() -> dict[str, OpCase]:
@@ -326,7 +277,7 @@ def drafting() -> dict[str, OpCase]:
     return {
         "pack_unseen": OpCase(
             lambda slot: pack_unseen(
-                *(s.tokens, s.length, s.limit, s.finished, rows[slot], seen, start, 0, 0, 0),
+                *(s.tokens, s.length, s.limit, s.finished, rows[slot], seen, start, 0, 0, 0, 0),
                 *(*pairs[:4], cu_tokens, base, owner, pairs[4], last),
             ),
             specs=["1 row"],
@@ -342,7 +293,7 @@ def drafting() -> dict[str, OpCase]:
             specs=["1 row"],
         ),
         "draft_argmax": OpCase(
-            lambda slot: draft_argmax(logits, None, chosen, confidence, failed),
+            lambda slot: draft_argmax(logits, None, None, chosen, confidence, failed),
             specs=[f"bf16, 128256: {part}" for part in ("scan", "mass", "finish")],
         ),
         "draft_distribution": OpCase(
@@ -352,7 +303,7 @@ def drafting() -> dict[str, OpCase]:
             specs=["bf16, 128256"],
         ),
         "advance_draft": OpCase(
-            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, 0, *outcome, *window, base, last[:1]),
+            lambda slot: advance_draft(*draft, *limits, rows[slot], None, 0, 0, 0, *outcome, *window, base, last[:1]),
             specs=["1 row"],
         ),
         "merge_drafts": OpCase(
@@ -381,6 +332,7 @@ def mixtures() -> dict[str, OpCase]:
 
 
 GROUPS = {
+    **dict.fromkeys(MOVING, moving),
     "moe_experts": mixtures,
     "plan_window": planning,
     "budget_topk": planning,

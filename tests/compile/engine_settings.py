@@ -270,7 +270,7 @@ def sampled_settings(amd: bool) -> Iterator[Setting]:
         shows |= {(name, method) for name, _ in setting.options if name == ADAPTIVE[0]}
         if not amd:
             model = CHECKPOINTS[setting.checkpoint]
-            shows |= {(model["model_type"], model["head_dim"]), (method, setting.rule)}
+            shows |= {(model["model_type"], model["head_dim"]), (method, setting.rule), ("modules", setting.modules)}
         if not shows <= seen:
             seen |= shows
             yield setting

@@ -58,7 +58,9 @@ def test_the_sample_holds_every_op_of_an_engine(usages):
         "merge_drafts",
     }
     common |= {"choose_budget", "budget_topk", "keep_drafting", "estimate_acceptance", "learn_acceptance"}
-    more = {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
+    common |= {"gather_rows", "put_rows", "gather_window", "keep_states", "keep_prompt_state", "tokens_after"}
+    more = {"keep_ring", "pack_turn", "draft_positions", "widen_logits"}
+    more |= {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
     for target, ops in zip(SWEPT, (common | more, common), strict=True):
         assert {usage.op for usage in usages if usage.target == target} >= ops
 

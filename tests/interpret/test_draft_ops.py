@@ -50,9 +50,15 @@ def test_pack_block(seed, rows, size, spare):
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=SEEDS, rows=st.sampled_from([1, 3, 14]), masks=st.integers(0, 5), spare=st.integers(0, 3))
-def test_pack_unseen(seed, rows, masks, spare):
-    arguments = unseen_arguments(seed, rows=rows, masks=masks, spare=spare)
+@given(
+    seed=SEEDS,
+    rows=st.sampled_from([1, 3, 14]),
+    masks=st.integers(0, 5),
+    spare=st.integers(0, 3),
+    ring=st.sampled_from([0, 8]),
+)
+def test_pack_unseen(seed, rows, masks, spare, ring):
+    arguments = unseen_arguments(seed, rows=rows, masks=masks, spare=spare, ring=ring)
     assert_same_effect(pack_unseen_triton, pack_unseen_reference, arguments)
 
 
@@ -68,9 +74,11 @@ def test_pack_unseen_of_more_tokens_than_a_chunk():
     dtype=DTYPES,
     constrained=st.booleans(),
     coarse=st.booleans(),
+    renamed=st.booleans(),
 )
-def test_draft_argmax(seed, rows, vocab, dtype, constrained, coarse):
-    arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, constrained=constrained, coarse=coarse)
+def test_draft_argmax(seed, rows, vocab, dtype, constrained, coarse, renamed):
+    options = {"constrained": constrained, "coarse": coarse, "renamed": renamed}
+    arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, **options)
     assert_same_effect(draft_argmax_triton, draft_argmax_reference, arguments)
 
 
@@ -93,11 +101,12 @@ def test_draft_distribution(seed, rows, vocab, dtype, step):
     rows=st.integers(1, 14),
     step=st.integers(0, 2),
     shift=st.sampled_from([-9, -2, 1]),
+    margin=st.integers(0, 1),
     mapped=st.booleans(),
     spare=st.integers(0, 3),
 )
-def test_advance_draft(seed, rows, step, shift, mapped, spare):
-    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, mapped=mapped, spare=spare)
+def test_advance_draft(seed, rows, step, shift, margin, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, margin=margin, mapped=mapped, spare=spare)
     assert_same_effect(advance_draft_triton, advance_draft_reference, arguments)
 
 
@@ -133,12 +142,14 @@ def finite_logits(seed):
         (pack_unseen_triton, unseen_arguments, 5, lambda x: x.long(), "seen has dtype int64"),
         (pack_unseen_triton, unseen_arguments, 7, lambda x: -1, "masks is -1; accepted: 0 or more"),
         (pack_unseen_triton, unseen_arguments, 7, lambda x: 9, "queries has . entries; accepted: at least"),
-        (pack_unseen_triton, unseen_arguments, 17, lambda x: x[1:], "states has shape"),
+        (pack_unseen_triton, unseen_arguments, 10, lambda x: -1, "ring is -1; accepted: 0 for none, or more"),
+        (pack_unseen_triton, unseen_arguments, 18, lambda x: x[1:], "states has shape"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x.double(), "logits has dtype float64"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits have no token"),
         (draft_argmax_triton, finite_logits, 1, lambda x: torch.zeros(3).bool(), r"allowed has shape \[3\]"),
-        (draft_argmax_triton, finite_logits, 2, lambda x: x.long(), "chosen has dtype int64"),
-        (draft_argmax_triton, finite_logits, 4, lambda x: x.int(), "failed has dtype int32"),
+        (draft_argmax_triton, finite_logits, 2, lambda x: torch.zeros(3).int(), r"ids has shape \[3\]"),
+        (draft_argmax_triton, finite_logits, 3, lambda x: x.long(), "chosen has dtype int64"),
+        (draft_argmax_triton, finite_logits, 5, lambda x: x.int(), "failed has dtype int32"),
         (draft_distribution_triton, distribution_arguments, 0, lambda x: x[:1], "sampled has shape"),
         (draft_distribution_triton, distribution_arguments, 4, lambda x: x.double(), "temperature has dtype float64"),
         (draft_distribution_triton, distribution_arguments, 7, lambda x: 3, "step is 3; accepted: 0 to 2"),
@@ -146,9 +157,10 @@ def finite_logits(seed):
         (advance_draft_triton, advance_arguments, 0, lambda x: x.long(), "chosen has dtype int64"),
         (advance_draft_triton, advance_arguments, 4, lambda x: x[1:], "limit has shape"),
         (advance_draft_triton, advance_arguments, 8, lambda x: -1, "step is -1; accepted: 0 to 2"),
-        (advance_draft_triton, advance_arguments, 11, lambda x: x.double(), "confidence has dtype float64"),
-        (advance_draft_triton, advance_arguments, 15, lambda x: x[1:], "window_slots has shape"),
-        (advance_draft_triton, advance_arguments, 17, lambda x: x[1:], "base has shape"),
+        (advance_draft_triton, advance_arguments, 10, lambda x: -1, "margin is -1; accepted: 0 or more"),
+        (advance_draft_triton, advance_arguments, 12, lambda x: x.double(), "confidence has dtype float64"),
+        (advance_draft_triton, advance_arguments, 16, lambda x: x[1:], "window_slots has shape"),
+        (advance_draft_triton, advance_arguments, 18, lambda x: x[1:], "base has shape"),
         (merge_drafts_triton, merge_arguments, 0, lambda x: x.long(), "member_tokens has dtype int64"),
         (merge_drafts_triton, merge_arguments, 1, lambda x: x[1:], "member_count has shape"),
         (merge_drafts_triton, merge_arguments, 2, lambda x: x.double(), "member_confidence has dtype float64"),

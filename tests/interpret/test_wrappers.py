@@ -19,6 +19,8 @@ from draft_cases import (
     tail_arguments,
     unseen_arguments,
 )
+from moving_cases import CASES as MOVING
+from moving_cases import op_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 from window_cases import WindowCase, attention_arguments, rotary_arguments
@@ -52,6 +54,7 @@ def rotation():
 
 
 OPS = {case.op: (lambda case=case: case.make(1)) for case in cases(vocab=VOCAB).values()} | {
+    **{op_of(case): (lambda make=make: make(2)) for case, make in MOVING.items()},
     "advance_draft": lambda: advance_arguments(1),
     "draft_argmax": lambda: argmax_arguments(1, rows=2),
     "draft_distribution": lambda: distribution_arguments(1, rows=2),

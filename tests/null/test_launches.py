@@ -101,7 +101,7 @@ def test_outside_nothing_is_recorded_and_the_fakes_run():
 
 @pytest.mark.parametrize("rule", ["standard", "block", "coupled"])
 def test_every_step_of_an_engine_launches_what_its_ops_need(rule):
-    from test_rounds import CONTEXT, fake_builder
+    from fake_engines import CONTEXT, fake_builder
 
     from draftgraph.runtime.rounds import LogprobBuffers
     from draftgraph.runtime.speculative_config import SpeculativeConfig

@@ -207,7 +207,7 @@ def mix(device: torch.device | str) -> torch.Tensor:
 def choose(device: torch.device | str) -> None:
     floats, ints = makers(device)
     allowed, chosen = ints(VOCAB).bool(), ints(ROWS)
-    draft_argmax(floats(ROWS, VOCAB), allowed, chosen, floats(ROWS, dtype=torch.float32), ints(ROWS).bool())
+    draft_argmax(floats(ROWS, VOCAB), allowed, None, chosen, floats(ROWS, dtype=torch.float32), ints(ROWS).bool())
 
 
 def keep_distribution(device: torch.device | str) -> None:

@@ -44,7 +44,7 @@ def block_arguments(seed: int, *, rows: int = 3, size: int = 4, spare: int = 0) 
     return [state.tokens, state.length, state.finished, slots, size, 3, *window, _ints(bucket), _ints(bucket)]
 
 
-def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0) -> list[Any]:
+def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0, ring: int = 0) -> list[Any]:
     """Of `pack_unseen`: rows with no new pair, one, and several."""
     state, bucket = random_round(seed, rows=rows, vocab=VOCAB)
     generator = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ def unseen_arguments(seed: int, *, rows: int = 3, masks: int = 0, spare: int = 0
     slots = state.slot_of_row[:bucket]
     window = [_ints(width) for _ in range(4)]
     return [
-        state.tokens, state.length, state.limit, state.finished, slots, seen, start, masks, 3, 77, *window,
+        state.tokens, state.length, state.limit, state.finished, slots, seen, start, masks, 3, 77, ring, *window,
         _ints(bucket + 1), _ints(bucket), _ints(bucket), _ints(width), _ints(bucket * (masks + 1) + spare),
     ]  # fmt: skip
 
@@ -70,6 +70,7 @@ def argmax_arguments(
     dtype: torch.dtype = torch.float32,
     constrained: bool = False,
     coarse: bool = False,
+    renamed: bool = False,
 ) -> list[Any]:
     """Of `draft_argmax`: one row has NaN, and one infinite logits, if there are more than two."""
     generator = torch.Generator().manual_seed(seed)
@@ -81,7 +82,8 @@ def argmax_arguments(
     allowed = torch.rand(vocab, generator=generator) < 0.6 if constrained else None
     if allowed is not None:
         allowed[(seed + 1) % vocab] = True
-    return [logits, allowed, _ints(rows), torch.full((rows,), 9.0), torch.zeros(rows, dtype=torch.bool)]
+    ids = torch.randperm(2 * vocab, generator=generator)[:vocab].int() if renamed else None
+    return [logits, allowed, ids, _ints(rows), torch.full((rows,), 9.0), torch.zeros(rows, dtype=torch.bool)]
 
 
 def distribution_arguments(
@@ -135,6 +137,7 @@ def advance_arguments(
     num_drafts: int = 3,
     step: int = 1,
     shift: int = 1,
+    margin: int = 0,
     mapped: bool = False,
     spare: int = 0,
 ) -> list[Any]:
@@ -149,7 +152,7 @@ def advance_arguments(
     target_ids = id_map(seed, DRAFT_VOCAB, VOCAB) if mapped else None
     slots = state.slot_of_row[:bucket]
     return [
-        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, shift,
+        chosen, sure, failed, state.length, state.limit, state.finished, slots, target_ids, step, shift, margin,
         state.draft_tokens, state.confidence, state.draft_count, *[_ints(width) for _ in range(4)],
         _ints(bucket), _ints(bucket),
     ]  # fmt: skip

@@ -101,10 +101,17 @@ def test_pack_block_by_hand(op):
     assert out[5].tolist() == [2, reserved, 0]
 
 
-@given(seed=SEEDS, rows=st.integers(1, 5), masks=st.integers(0, 4), spare=st.integers(0, 3))
+@given(
+    seed=SEEDS,
+    rows=st.integers(1, 5),
+    masks=st.integers(0, 4),
+    spare=st.integers(0, 3),
+    ring=st.sampled_from([0, 8]),
+)
 @settings(max_examples=100, deadline=None)
-def test_pack_unseen_equals_its_reference(seed, rows, masks, spare):
-    assert_same_effect(pack_unseen, pack_unseen_reference, unseen_arguments(seed, rows=rows, masks=masks, spare=spare))
+def test_pack_unseen_equals_its_reference(seed, rows, masks, spare, ring):
+    arguments = unseen_arguments(seed, rows=rows, masks=masks, spare=spare, ring=ring)
+    assert_same_effect(pack_unseen, pack_unseen_reference, arguments)
 
 
 @pytest.mark.parametrize("op", [pack_unseen, pack_unseen_reference])
@@ -121,7 +128,7 @@ def test_pack_unseen_by_hand(op):
     slots = torch.tensor([0, 1, 2, 3, reserved], dtype=torch.int32)
     window = [torch.full((9,), 99, dtype=torch.int32) for _ in range(4)]
     out = [torch.full((size,), 99, dtype=torch.int32) for size in (6, 5, 5, 9, 16)]
-    op(state.tokens, state.length, state.limit, state.finished, slots, seen, start, 2, 8, 77, *window, *out)
+    op(state.tokens, state.length, state.limit, state.finished, slots, seen, start, 2, 8, 77, 0, *window, *out)
     # Two pairs and two masks; a finished row; a row without a pair; one pair, and a mask for which there is room.
     assert window[0].tolist() == [14, 15, 8, 8, 33, 8, 0, 0, 0]
     assert window[1].tolist() == [3, 4, 5, 6, 2, 3, 0, 0, 0]
@@ -142,17 +149,19 @@ def test_pack_unseen_by_hand(op):
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     constrained=st.booleans(),
     coarse=st.booleans(),
+    renamed=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_draft_argmax_equals_its_reference(seed, rows, vocab, dtype, constrained, coarse):
-    arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, constrained=constrained, coarse=coarse)
+def test_draft_argmax_equals_its_reference(seed, rows, vocab, dtype, constrained, coarse, renamed):
+    options = {"constrained": constrained, "coarse": coarse, "renamed": renamed}
+    arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, **options)
     assert_same_effect(draft_argmax, draft_argmax_reference, arguments)
 
 
 @pytest.mark.parametrize("constrained", [False, True])
 def test_draft_argmax_is_the_softmax_of_what_is_allowed(constrained):
     arguments = argmax_arguments(5, rows=2, vocab=300, constrained=constrained)
-    logits, allowed, chosen, confidence, failed = arguments
+    logits, allowed, _, chosen, confidence, failed = arguments
     draft_argmax(*arguments)
     expected = logits if allowed is None else constrain_draft_logits(logits, allowed)
     largest = expected.softmax(1).max(1)
@@ -167,8 +176,17 @@ def test_draft_argmax_is_the_softmax_of_what_is_allowed(constrained):
 def test_draft_argmax_where_nothing_is_allowed():
     logits, _, *out = argmax_arguments(1, rows=2)
     draft_argmax(logits, torch.zeros(40, dtype=torch.bool), *out)
-    assert out[2].tolist() == [True, True]
-    assert out[0].tolist() == [0, 0]
+    assert out[3].tolist() == [True, True]
+    assert out[1].tolist() == [0, 0]
+
+
+def test_draft_argmax_names_tokens_by_their_ids():
+    plain, renamed = argmax_arguments(5, rows=2), argmax_arguments(5, rows=2, renamed=True)
+    for arguments in (plain, renamed):
+        draft_argmax(*arguments)
+    ids, chosen = renamed[2], renamed[3]
+    assert chosen.tolist() == ids[plain[3].long()].tolist()
+    assert renamed[4].tolist() == plain[4].tolist()
 
 
 @given(
@@ -211,12 +229,13 @@ def test_draft_distribution_is_what_was_sampled_from():
     rows=st.integers(1, 5),
     step=st.integers(0, 2),
     shift=st.sampled_from([-9, -2, -1, 0, 1, 2]),
+    margin=st.integers(0, 2),
     mapped=st.booleans(),
     spare=st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_advance_draft_equals_its_reference(seed, rows, step, shift, mapped, spare):
-    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, mapped=mapped, spare=spare)
+def test_advance_draft_equals_its_reference(seed, rows, step, shift, margin, mapped, spare):
+    arguments = advance_arguments(seed, rows=rows, step=step, shift=shift, margin=margin, mapped=mapped, spare=spare)
     assert_same_effect(advance_draft, advance_draft_reference, arguments)
 
 
@@ -236,7 +255,7 @@ def test_advance_draft_by_hand(op):
     window = [torch.full((8,), 99, dtype=torch.int32) for _ in range(4)]
     base, owners = torch.full((6,), 99, dtype=torch.int32), torch.full((6,), 99, dtype=torch.int32)
     op(
-        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0, -1,
+        chosen, sure, failed, state.length, state.limit, state.finished, state.slot_of_row, target_ids, 0, -1, 0,
         state.draft_tokens, state.confidence, state.draft_count, *window, base, owners,
     )  # fmt: skip
     reserved = state.reserved_slot

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from draftgraph.runtime import cli, cli_demo, cli_fetch, cli_generate, cli_support, doctor
+from draftgraph.runtime import cli, cli_demo, cli_fetch, cli_generate, cli_support, doctor, shipped_heads
 from draftgraph.runtime.errors import FetchError, RequestError
 from draftgraph.runtime.outputs import GenerationResult, RequestMetrics, StreamChunk
 from draftgraph.runtime.sampling_params import SamplingParams
@@ -80,6 +80,7 @@ class FakeEngine:
     def __init__(self, model, speculation, options):
         self.model, self.speculation, self.options = model, speculation, options
         self.model_path = Path(model)
+        self.config = SimpleNamespace(speculative=SimpleNamespace(num_speculative_tokens=5))
         self.tokenizer = SimpleNamespace(chat_template="a template")
         self.token_ids = (0, 1, 2, 3)
         self.finish_reason = "stop"
@@ -133,6 +134,7 @@ def engine(monkeypatch, tmp_path):
     for module in (cli_generate, cli_demo):
         monkeypatch.setattr(module, "engine_class", lambda: fake)
     monkeypatch.setattr(cli_demo, "resolve_model", Path)
+    monkeypatch.setattr(shipped_heads, "HEADS_DIRECTORY", tmp_path / "heads")
     monkeypatch.setattr(cli_support._Debugging, "on", False)
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -156,7 +158,7 @@ class TestHelp:
         ("command", "mentions"),
         [
             ((), ("demo", "generate", "profile", "fetch", "inspect", "doctor")),
-            (("demo",), ("--model", "--max-tokens", "--num-speculative-tokens")),
+            (("demo",), ("--model", "--method", "--max-tokens", "--num-speculative-tokens")),
             (("fetch",), ("smollm2-135m",)),
             (("doctor",), ("--json",)),
             (("profile",), ("--prompt", "--trace", "--json", "--measure", "--speculative-config")),
@@ -369,8 +371,42 @@ class TestDemo:
         engine.configure = differ
         code, out, _ = run("demo")
         assert code == 1
-        assert "The two texts differ" in out
+        assert "The texts differ" in out
         assert re.search(r"identical text +│ +│ +no", out)
+
+    @staticmethod
+    def ship(tmp_path, **lengths):
+        for method, length in lengths.items():
+            directory = tmp_path / "heads" / "smollm2-135m" / method
+            directory.mkdir(parents=True)
+            (directory / "config.json").write_text("{}")
+            (directory / "head.json").write_text(json.dumps({"held_out": {"mean_acceptance_length": length}}))
+
+    def test_the_best_head_that_ships_stands_beside_them(self, run, engine, tmp_path):
+        self.ship(tmp_path, eagle3=2.5, dspark=2.25)
+        code, out, _ = run("demo")
+        assert code == 0
+        plain, lookup, head = (made.speculation for made in engine.made)
+        assert plain is None
+        assert lookup.method == "ngram"
+        assert (head.method, head.model) == ("eagle3", "eagle3@smollm2-135m")
+        assert re.search(r"┃ +plain +┃ +ngram, 8 drafts +┃ +eagle3, 5 drafts +┃", out)
+        assert re.search(r"speed-up +│ +│ +4.00 x +│ +4.00 x +│", out)
+
+    def test_methods_are_chosen(self, run, engine, tmp_path):
+        self.ship(tmp_path, eagle3=2.5, dspark=2.25)
+        code, _, _ = run("demo", "--method", "dspark", "--method", "suffix", "--num-speculative-tokens", "3")
+        assert code == 0
+        chosen = [made.speculation for made in engine.made[1:]]
+        assert [(one.method, one.num_speculative_tokens) for one in chosen] == [("dspark", 3), ("suffix", 3)]
+        code, _, err = run("demo", "--method", "dflash")
+        assert code == 2
+        assert "for smollm2-135m there are only 'dspark@smollm2-135m', 'eagle3@smollm2-135m'" in err
+        for name in ("medusa", "none", "eagle4"):
+            code, _, err = run("demo", "--method", name)
+            assert code == 2
+            assert f"demo cannot show method '{name}'" in err
+        assert len(engine.made) == 3
 
     def test_a_failed_answer(self, run, engine):
         engine.configure = lambda made: setattr(made, "finish_reason", "error")

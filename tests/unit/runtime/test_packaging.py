@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("runtime", "graphs", "kernels", "model_zoo", "profiling")
+HEADS = ROOT / "model_zoo" / "heads"
+HEAD_FILES = ("config.json", "head.json", "model.safetensors")
+SMALL_HEAD = "a-model/a_method"
 NEEDED = ("pyproject.toml", "README.md", "LICENSE", "draftgraph", *FOLDERS)
 
 
@@ -24,13 +27,26 @@ def wheel(tmp_path_factory):
     sources = tmp_path_factory.mktemp("sources")
     for name in NEEDED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+            # Weights take long to pack: empty files stand for them.
+            ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.jsonl.gz")
+            shutil.copytree(ROOT / name, sources / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, sources / name)
+    for head in heads():
+        directory = sources / "model_zoo" / "heads" / head
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in HEAD_FILES:
+            (directory / file).touch()
+        (directory.parent / "answers.jsonl.gz").touch()
     out = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), str(sources))
     (built,) = out.glob("*.whl")
     return built
+
+
+def heads():
+    """Of the trained heads, and of one that is made up, the folders below `model_zoo/heads`."""
+    return [SMALL_HEAD, *(str(file.parent.relative_to(HEADS)) for file in HEADS.glob("*/*/config.json"))]
 
 
 def module_files():
@@ -51,6 +67,11 @@ def test_every_module_is_in_the_wheel(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     entry_points = next(name for name in names if name.endswith("entry_points.txt"))
     assert b"draftgraph = draftgraph.runtime.cli:main" in zipfile.ZipFile(wheel).read(entry_points)
+
+
+def test_trained_heads_are_in_the_wheel_and_what_they_were_trained_on_is_not(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("draftgraph/model_zoo/heads/")}
+    assert names == {f"draftgraph/model_zoo/heads/{head}/{file}" for head in heads() for file in HEAD_FILES}
 
 
 def test_the_installed_wheel_imports(wheel, tmp_path):

@@ -97,7 +97,7 @@ INVALID = [
         {"method": "layerskip", "exit_layer": 2, "num_speculative_tokens": 2, "model": "some/draft"},
         r"model is .some/draft., but method .layerskip. takes none; methods with one: .draft_model., ",
     ),
-    ({"method": "eagle3"}, r"'eagle3' needs model"),
+    ({"method": "medusa"}, r"'medusa' needs model"),
     (NGRAM | {"num_speculative_tokens": 0}, r"num_speculative_tokens must be from 1 to 128, got 0"),
     (NGRAM | {"num_speculative_tokens": -3}, r"from 1 to 128, got -3"),
     (NGRAM | {"num_speculative_tokens": 129}, r"from 1 to 128, got 129"),

@@ -43,6 +43,14 @@ def test_tables_and_files(run, tiny_model_path, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.html", "bench.json"]
 
 
+def test_counting_alone(run, tiny_model_path, tmp_path):
+    code, out, _ = run(tiny_model_path, *COMMON, *CONFIG, "--acceptance-only", "--json", tmp_path / "acceptance.json")
+    assert code == 0
+    for word in ("echo", "chat", "ngram K=4", "tokens per round", "at position 1, 2, ..."):
+        assert word in out
+    assert json.loads((tmp_path / "acceptance.json").read_text())["schema"] == "draftgraph-acceptance"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,6 +72,9 @@ def test_tables_and_files(run, tiny_model_path, tmp_path):
         (("--json", "/nowhere/x.json"), "there is no directory '/nowhere'"),
         (("--html", "."), "is a directory"),
         (("--json", "same", "--html", "./same"), "the JSON and the HTML file are the same"),
+        (("--acceptance-only", "--peer", "transformers"), "--peer has no meaning beside it"),
+        (("--acceptance-only", "--html", "page"), "--html has no meaning beside it"),
+        (("--resume", "/no/such/folder/file"), "there is no directory"),
     ],
 )
 def test_refused_before_anything_is_loaded(run, monkeypatch, tiny_model_path, arguments, message):

@@ -1,5 +1,7 @@
+import gzip
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -172,7 +174,7 @@ def test_prompts_that_are_refused(tmp_path, target):
 def test_data_without_text(tmp_path, target, text):
     file = tmp_path / ("a.jsonl" if text == "" else "a.txt")
     file.write_text(text if text != "{}" else "x")
-    message = "holds no usable text: \\d entries.* found; data is a .txt file or a directory of them, a .jsonl file"
+    message = "holds no usable text: \\d entries.* found; data is a .txt file or a directory of them, a .jsonl or"
     with pytest.raises(ConfigError, match=message):
         examples(file, target)
 
@@ -209,6 +211,17 @@ def test_prompts_that_the_target_makes_up_are_not_read(target):
     check_data_name("self:3")
     with pytest.raises(ConfigError, match="made up by the target, which must answer them: --regenerate"):
         examples("self:3", target)
+
+
+def test_compressed_lines(tmp_path, target):
+    plain = lines(tmp_path, {"prompt": "one", "answer": "two"})
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(plain).read_bytes()))
+    assert examples(packed, target).items == examples(plain, target).items
+    for content in (b"plain", packed.read_bytes()[:-12]):
+        packed.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"packed.jsonl.gz' cannot be read: "):
+            examples(packed, target)
 
 
 def test_files_that_are_not_text(tmp_path, target):
