@@ -1,0 +1,61 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from draftgraph.model_zoo.errors import TrainingConfigError
+from draftgraph.model_zoo.training.trainee import Trainee
+from draftgraph.model_zoo.training.warm_start import warm_start
+
+
+class Small(Trainee):
+    method, num_drafts = "small", 1
+
+    def __init__(self, offset=0):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 4, bias=False)
+        self.lm_head = torch.nn.Linear(4, 6, bias=False)
+        self.offset = offset
+
+    def states_of(self, num_layers):
+        return ()
+
+    def forward(self, batch, generator):
+        raise NotImplementedError
+
+    def config_json(self):
+        return {}
+
+    def export_tensors(self):
+        return {**super().export_tensors(), "d2t": torch.full((6,), self.offset)}
+
+
+def saved(head, directory, **changes):
+    save_file(
+        {**{name: tensor.clone() for name, tensor in head.export_tensors().items()}, **changes},
+        directory / "model.safetensors",
+    )
+    return directory
+
+
+def test_what_fits_is_taken(tmp_path):
+    given, head = Small(), Small()
+    begun = warm_start(head, saved(given, tmp_path))
+    assert (begun.taken, begun.left) == (("fc.weight", "lm_head.weight"), ())
+    assert torch.equal(head.fc.weight, given.fc.weight)
+    assert torch.equal(head.lm_head.weight, given.lm_head.weight)
+
+
+def test_rows_of_other_tokens_are_not_taken(tmp_path):
+    given, head = Small(), Small(offset=1)
+    begun = warm_start(head, saved(given, tmp_path))
+    assert (begun.taken, begun.left) == (("fc.weight",), ("lm_head.weight",))
+    assert not torch.equal(head.lm_head.weight, given.lm_head.weight)
+
+
+def test_a_head_of_which_nothing_fits_is_refused(tmp_path):
+    small = {"fc.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(1, 1)}
+    with pytest.raises(TrainingConfigError, match=r"nothing of the head in .* fits this one: it has d2t, fc\.weight"):
+        warm_start(Small(), saved(Small(), tmp_path, **small))
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(TrainingConfigError, match="cannot be read"):
+        warm_start(Small(), tmp_path)
