@@ -20,6 +20,7 @@ from .export import export_head
 from .files import replace_file
 from .optimizers import make_optimizers, restore, set_rate, state_of
 from .settings import TrainingSettings
+from .sharding import gathered, shard, shard_state
 from .trainee import Trainee
 
 LOG_NAME = "log.jsonl"
@@ -95,9 +96,15 @@ def evaluate(trainee: Trainee, source: BatchSource, settings: TrainingSettings, 
     training = trainee.training
     trainee.eval()
     sums = torch.zeros(1 + 2 * trainee.num_drafts, dtype=torch.float64)
-    for number in range(rank, len(plan), world):
-        outcome = trainee(source.batch(plan[number]), _generator(0, number, 0))
-        sums += torch.cat((outcome.loss[None] / len(plan), outcome.accepted, outcome.counted)).cpu()
+    numbers = range(rank, len(plan), world)
+    if accelerator is not None and accelerator.is_fsdp2:
+        # Every pass needs all processes' parts of the weights. One without a batch computes some batch for nothing.
+        numbers = range(rank, world * -(-len(plan) // world), world)
+    for number in numbers:
+        mine = number < len(plan)
+        outcome = trainee(source.batch(plan[number if mine else 0]), _generator(0, number, 0))
+        if mine:
+            sums += torch.cat((outcome.loss[None] / len(plan), outcome.accepted, outcome.counted)).cpu()
     trainee.train(training)
     if accelerator is not None:
         sums = accelerator.reduce(sums.to(accelerator.device)).cpu()
@@ -128,7 +135,7 @@ def train(
         held_out: texts that it is not trained on.
         settings: of the run.
         directory: of the head.
-        accelerator: accelerate's.
+        accelerator: accelerate's; where it is configured for FSDP2, the head is sharded over its processes.
         watch: told about every update.
         stop: asked after every update; once it says so in any process, the run is saved and ends.
         before_save: called before every checkpoint, to put on the disk what a run that goes on from it relies on.
@@ -139,17 +146,25 @@ def train(
         CheckpointError: the run's state is damaged.
     """
     state_directory = directory / STATE_NAME
-    optimizers = make_optimizers(trainee, settings)
     state_directory.mkdir(parents=True, exist_ok=True)
     position = Position()
     saved = checkpoints.load(state_directory)
     if saved is not None:
         trainee.load_state_dict(saved[0])
-        restore(optimizers, saved[1])
         position = saved[2]
+    sharded = accelerator.is_fsdp2
+    if sharded:
+        shard(trainee, accelerator)
+    optimizers = make_optimizers(trainee, settings, sharded=sharded)
+    if saved is not None:
+        restore(optimizers, saved[1])
+        if sharded:
+            shard_state(optimizers)
     log = _Log(state_directory / LOG_NAME, position.step, writes=accelerator.is_main_process)
-    model = accelerator.prepare(trainee)
-    optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
+    model: torch.nn.Module = trainee
+    if not sharded:
+        model = accelerator.prepare(trainee)
+        optimizers = {name: accelerator.prepare(optimizer) for name, optimizer in optimizers.items()}
     run = _Run(
         trainee,
         model,
@@ -264,7 +279,7 @@ class _Run:
             with contextlib.nullcontext() if last else accelerator.no_sync(self._model):
                 with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=settings.bfloat16):
                     outcome = self._model(batch, generator)
-                # DDP takes the mean over processes, and the update is the mean over all batches.
+                # DDP and FSDP take the mean over processes, and the update is the mean over all batches.
                 accelerator.backward(outcome.loss * (world / len(batches) if mine else 0.0))
             if mine:
                 sums += torch.cat((outcome.loss.detach()[None] / len(batches), outcome.accepted, outcome.counted)).cpu()
@@ -323,9 +338,16 @@ class _Run:
                 "held_out_length": found.length,
             }
         )
-        if better and self._accelerator.is_main_process:
-            with self._writing("head"):
-                export_head(self._trainee, self._directory)
+        if better:
+            tensors = self._whole(self._trainee.export_tensors())
+            if self._accelerator.is_main_process:
+                with self._writing("head"):
+                    export_head(self._trainee, self._directory, tensors=tensors)
+
+    def _whole(self, value: Any) -> Any:
+        """What is sharded over the processes, in one piece in the first one; all must ask for it."""
+        accelerator = self._accelerator
+        return gathered(value, keep=accelerator.is_main_process) if accelerator.is_fsdp2 else value
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -342,10 +364,10 @@ class _Run:
     def _save(self) -> None:
         self._before_save()
         self._accelerator.wait_for_everyone()
+        model, optimizers = self._whole(self._trainee.state_dict()), self._whole(state_of(self._optimizers))
         if self._accelerator.is_main_process:
-            state = self._directory / STATE_NAME
             with self._writing("checkpoint"):
-                checkpoints.save(state, self._trainee.state_dict(), state_of(self._optimizers), self._position)
+                checkpoints.save(self._directory / STATE_NAME, model, optimizers, self._position)
         self._saved_at = time.monotonic()
 
 

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from .settings import TrainingSettings
+from .sharding import ShardedMuon
 
 
-def make_optimizers(trainee: nn.Module, settings: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
+def make_optimizers(
+    trainee: nn.Module, settings: TrainingSettings, *, sharded: bool = False
+) -> dict[str, torch.optim.Optimizer]:
     """The optimisers by name.
 
     With `muon` the matrices of projections are updated along the orthogonalised momentum (Jordan et al. 2024), scaled
@@ -21,6 +24,7 @@ def make_optimizers(trainee: nn.Module, settings: TrainingSettings) -> dict[str,
     Args:
         trainee: the head; parameters that do not learn are left out.
         settings: of the run.
+        sharded: the parameters are spread over processes.
     """
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -33,7 +37,7 @@ def make_optimizers(trainee: nn.Module, settings: TrainingSettings) -> dict[str,
         (rest if narrow or wide or settings.optimizer == "adamw" else matrices).append(parameter)
     found: dict[str, torch.optim.Optimizer] = {}
     if matrices:
-        found["matrices"] = torch.optim.Muon(
+        found["matrices"] = (ShardedMuon if sharded else torch.optim.Muon)(
             matrices,
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from .fsdp_config import check_fsdp_version, take_fsdp
 
 _Found = TypeVar("_Found")
 _LONGEST_WAIT = timedelta(days=14)
@@ -30,6 +31,7 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda cannot be used: PyTorch finds no GPU; accepted: cpu, auto")
+    check_fsdp_version()
     accelerator = Accelerator(
         # Of the devices that accelerate knows, the engine has these two.
         cpu=device == "cpu" or not torch.cuda.is_available(),
@@ -40,9 +42,10 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
             DistributedDataParallelKwargs(broadcast_buffers=False),
         ],
     )
+    take_fsdp(accelerator)
     kind = accelerator.distributed_type.value
-    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
-        raise ConfigError(f"accelerate is configured for {kind}; supported: one process, MULTI_CPU, MULTI_GPU")
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP"):
+        raise ConfigError(f"accelerate is configured for {kind}; supported: one process, MULTI_CPU, MULTI_GPU, FSDP")
     if batches_per_step % accelerator.num_processes:
         raise ConfigError(
             f"batches_per_step is {batches_per_step}, which {accelerator.num_processes} processes cannot share evenly: "

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from draftgraph.model_zoo.draft_files import open_tensors
 from draftgraph.model_zoo.training import checkpoints
 from draftgraph.runtime.cli import app
+from draftgraph.runtime.train import run as run_module
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +54,28 @@ def start(arguments, out: Path, *options: str, **environment: str) -> subprocess
     )
 
 
-def run_here(arguments, out: Path, *options: str) -> None:
+def run_here(arguments, out: Path, *options: str, code: int = 0) -> None:
     result = CliRunner().invoke(app, [*arguments, "--out", str(out), *options])
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == code, result.stderr
+
+
+def start_two(arguments, out: Path, *options: str, **environment: str) -> list[subprocess.Popen[str]]:
+    port = free_port()
+    return [
+        start(
+            arguments,
+            out,
+            *options,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            ACCELERATE_USE_CPU="true",
+            **environment,
+        )
+        for rank in range(2)
+    ]
 
 
 def updates(out: Path) -> list[dict]:
@@ -88,35 +113,120 @@ def free_port() -> str:
         return str(place.getsockname()[1])
 
 
-def test_two_processes_see_the_same_losses_as_one(arguments, tmp_path):
-    # Two batches of each per update, and a rest at the end of an epoch in which their numbers may differ.
-    options = ("--batches-per-step", "4", "--epochs", "2", "--states", "offline")
-    port = free_port()
-    processes = [
-        start(
-            arguments,
-            tmp_path / "two",
-            *options,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            ACCELERATE_USE_CPU="true",
-        )
-        for rank in range(2)
-    ]
-    run_here(arguments, tmp_path / "one", *options)
-    said = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert "held out" in said[0]
-    assert "examples of" not in said[1], "only the first process speaks"
-    one, two = updates(tmp_path / "one"), updates(tmp_path / "two")
+# Two batches of each of two processes per update, and a rest at the end of an epoch in which their numbers may differ.
+SHARED = ("--batches-per-step", "4", "--epochs", "2", "--states", "offline")
+
+
+@pytest.fixture(scope="module")
+def one(arguments, tmp_path_factory) -> Path:
+    """The directory of a run in one process."""
+    out = tmp_path_factory.mktemp("one")
+    run_here(arguments, out, *SHARED)
+    return out
+
+
+def assert_same_losses(here: Path, there: Path) -> None:
+    one, two = updates(here), updates(there)
     assert len(one) == len(two) > 5
     assert [entry["tokens"] for entry in one] == [entry["tokens"] for entry in two]
     for first, second in zip(one, two, strict=True):
         assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
         assert second["rates"] == pytest.approx(first["rates"], abs=0.02)
+
+
+def test_two_processes_see_the_same_losses_as_one(arguments, one, tmp_path):
+    processes = start_two(arguments, tmp_path, *SHARED)
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert "held out" in said[0]
+    assert "examples of" not in said[1], "only the first process speaks"
+    assert_same_losses(one, tmp_path)
+
+
+LAUNCHED_FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_SHARDING_STRATEGY": "FULL_SHARD",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_OFFLOAD_PARAMS": "false",
+    "FSDP_MIN_NUM_PARAMS": "100000000",
+    "FSDP_FORWARD_PREFETCH": "false",
+    "FSDP_USE_ORIG_PARAMS": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+    "FSDP_SYNC_MODULE_STATES": "true",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
+}
+"""What `accelerate launch --use_fsdp --fsdp_version 2` sets."""
+
+
+def tensors_of(value, name: str = "") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint by their paths in it."""
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return {path: found for key, part in parts for path, found in tensors_of(part, f"{name}/{key}").items()}
+
+
+def test_a_head_sharded_over_two_processes_learns_as_in_one(arguments, tmp_path, monkeypatch):
+    # What was begun in one process goes on in two, each with a half of the weights and of the optimisers' state.
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    asked = iter(range(100))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_interruptible", lambda note: contextlib.nullcontext(lambda: next(asked) == 5))
+        run_here(arguments, together, *SHARED, code=130)
+    model, optimizers, position = checkpoints.load(together / "training")
+    assert (position.epoch, position.step) == (1, 6)
+    # Whatever comes next is the best: the two must write the head.
+    checkpoints.save(together / "training", model, optimizers, replace(position, best=-1.0))
+    (together / "model.safetensors").unlink()
+    shutil.copytree(together, alone)
+    processes = start_two(arguments, together, *SHARED, **LAUNCHED_FSDP)
+    run_here(arguments, alone, *SHARED)
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert_same_losses(alone, together)
+    # Their checkpoint is what one process writes, and so is the head.
+    expected, found = (tensors_of(list(checkpoints.load(out / "training")[:2])) for out in (alone, together))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-2, atol=1e-4)
+    expected, found = (open_tensors(out) for out in (alone, together))
+    assert found.stored.keys() == expected.stored.keys()
+    for (_, tensor), (_, sharded) in zip(*(head.read(sorted(head.stored)) for head in (expected, found)), strict=True):
+        torch.testing.assert_close(sharded, tensor, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"FSDP_VERSION": "1"}, "FSDP in version 1; supported: version 2"),
+        (
+            {"FSDP_OFFLOAD_PARAMS": "true", "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"},
+            "fsdp_auto_wrap_policy SIZE_BASED_WRAP, fsdp_offload_params, which is not supported",
+        ),
+    ],
+)
+def test_what_of_fsdp_is_refused(environment, message, monkeypatch):
+    from accelerate.utils import DistributedType
+
+    from draftgraph.runtime.errors import ConfigError
+    from draftgraph.runtime.train.fsdp_config import check_fsdp_version, take_fsdp
+
+    class Two:
+        distributed_type = DistributedType.MULTI_CPU
+        state = SimpleNamespace()
+        parallelism_config = None
+
+    for name, value in {**LAUNCHED_FSDP, **environment}.items():
+        monkeypatch.setenv(name, value)
+
+    def check() -> None:
+        check_fsdp_version()
+        take_fsdp(Two())
+
+    with pytest.raises(ConfigError, match=message):
+        check()
 
 
 def test_processes_must_share_the_batches_evenly(arguments, tmp_path, monkeypatch):
