@@ -179,5 +179,5 @@ class Loaded:
         window = pack([([text[anchor], *[self.head.mask_token] * (queries - 1)], anchor, 0)])
         window = window._replace(ancestors=torch.full((queries,), (1 << queries) - 1, dtype=torch.int64))
         hidden = self.head.read_block(window, torch.arange(queries) > 0, cache)
-        found: tuple[torch.Tensor, torch.Tensor] = self.head.read_out(hidden[-drafts:])
+        found: tuple[torch.Tensor, torch.Tensor] = self.head.read_out(hidden, 1, queries, drafts)
         return found

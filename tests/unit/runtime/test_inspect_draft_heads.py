@@ -49,6 +49,7 @@ def test_inspect_says_what_a_head_is_and_that_it_fits(target, tmp_path, monkeypa
         "unexpected": [],
         "problem": None,
         "mismatch": None,
+        "note": None,
     }
     code, out, _ = run(str(path), "--target", str(target), "--aux-layer-numbering", "layer_outputs")
     assert code == 0

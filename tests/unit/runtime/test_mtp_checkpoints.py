@@ -216,6 +216,7 @@ def test_inspect_tells_of_modules_inside_a_target_and_apart(made, tmp_path, styl
             "unexpected": [],
             "problem": None,
             "mismatch": None,
+            "note": None,
         }
     code, out = run(str(modules.path))
     words = " ".join(out.split())
