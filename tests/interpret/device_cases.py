@@ -17,7 +17,7 @@ from acceptance_cases import random_arguments
 from adaptive_cases import choosing, estimating, keeping, learning
 from budget_cases import budget_arguments
 from draft_cases import block_arguments
-from op_checks import bits, clone, random_round, set_sampling_parameters
+from op_checks import bits, clone, copied, random_round, set_sampling_parameters
 
 from draftgraph.kernels.registration import CUDA_IMPLEMENTATIONS
 
@@ -221,7 +221,7 @@ def at_full_length(case: DeviceCase, args: Sequence[Any]) -> None:
 
 
 def moved(args: Sequence[Any], device: str) -> list[Any]:
-    return [arg.to(device, copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    return [copied(arg, device) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
 def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
