@@ -10,7 +10,10 @@ import pkgutil
 
 import pytest
 import torch
-from op_arguments import OPS
+from device_cases import cases
+from moving_cases import CASES as MOVING
+from moving_cases import op_of
+from op_arguments import OPS, VOCAB
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
@@ -45,6 +48,14 @@ def test_every_op_is_here():
     for module in pkgutil.iter_modules(kernels.__path__):
         importlib.import_module(f"{kernels.__name__}.{module.name}")
     assert set(OPS) == set(CUDA_IMPLEMENTATIONS)
+
+
+def test_every_op_runs_on_a_device_too():
+    """From one of the two lists that this folder and `tests/gpu` share, or from the tests of a forward's ops there."""
+    listed = {case.op for case in cases(vocab=VOCAB).values()} | {op_of(case) for case in MOVING}
+    forward = {"window_attention", "rope_and_cache", "compact_path", "moe_experts", "embed_tokens", "project_logits"}
+    assert listed | forward == set(OPS)
+    assert not listed & forward
 
 
 @pytest.mark.parametrize("name", OPS)
