@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, draft_range, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, draft_range, jit, tl
 
 
 def accept_coupled_reference(
@@ -107,9 +107,11 @@ def accept_coupled_triton(
     """
     device, int32, flag = sampled.device, (torch.int32,), (torch.bool,)
     check_tensor("sampled", sampled, dtypes=int32, shape=(None,))
+    check_some("sampled", "token", sampled.shape[0])
     check_tensor("token_failed", token_failed, dtypes=flag, shape=sampled.shape, device=device)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(None, None), device=device)
     slots, num_drafts = draft_tokens.shape
+    check_some("draft_tokens", "slot", slots)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)

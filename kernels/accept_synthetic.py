@@ -7,7 +7,7 @@ import torch
 from .philox import ACCEPT, uniform, uniform_at
 from .philox_triton import first_uniform
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, draft_range, jit, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, draft_range, jit, tl
 
 
 def accept_synthetic_reference(
@@ -124,10 +124,12 @@ def accept_synthetic_triton(
     """
     device, int32, flag = sampled.device, (torch.int32,), (torch.bool,)
     check_tensor("sampled", sampled, dtypes=int32, shape=(None,))
+    check_some("sampled", "token", sampled.shape[0])
     check_tensor("token_failed", token_failed, dtypes=flag, shape=sampled.shape, device=device)
     check_tensor("positions", positions, dtypes=int32, shape=sampled.shape, device=device)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(None, None), device=device)
     slots, num_drafts = draft_tokens.shape
+    check_some("draft_tokens", "slot", slots)
     check_tensor("rates", rates, dtypes=(torch.float32,), shape=(num_drafts,), device=device)
     check_tensor("seed", seed, dtypes=(torch.int64,), shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, short_range, tl
 from .vocabulary import map_draft_to_target_ids
 
 
@@ -40,15 +40,17 @@ def advance_draft_reference(
     row b is always window token b.
 
     Args:
-        chosen: int32 [N], N at least B, in the drafter's ids; row b's is at b.
+        chosen: int32 [N], N at least B; row b's is at b. With `target_ids` in the drafter's ids, from 0 to V - 1;
+            without, in the target's, which the drafter then reads too (`draft_argmax` may have named them so), and a
+            negative one is no proposal.
         chosen_confidence: float32 [N].
         failed: bool [N].
         length: int32 [R1].
         limit: int32 [R1].
         finished: bool [R1].
         slot_of_row: int32 [B].
-        target_ids: int32 [V], the target's id of each token of the drafter, -1 where it has none; None where both have
-            the same vocabulary.
+        target_ids: int32 [V], at least one, the target's id of each token of the drafter, -1 where it has none; None
+            where `chosen` is in the target's ids already.
         step: which draft of the row, 0 to K - 1.
         shift: where the drafter keeps draft `step`, counted from `length`: `step` for a language model, `step - 1` for
             a head that pairs a hidden state with the token after it, -2 for one whose drafts all stand where its last
@@ -57,7 +59,7 @@ def advance_draft_reference(
         draft_tokens: int32 [R1, K], column `step` is written, in the target's ids.
         confidence: float32 [R1, K], column `step` is written; 0 where there is no draft.
         draft_count: int32 [R1], written: the row's drafts so far, at most its room; 0 for finished rows.
-        window_tokens: int32 [N], written, in the drafter's ids.
+        window_tokens: int32 [N], written, in the ids that `chosen` is in.
         window_positions: int32 [N], written.
         window_slots: int32 [N], written.
         window_rows: int32 [N], written: -1 past B.
@@ -233,14 +235,17 @@ def advance_draft_triton(
     check_tensor("failed", failed, dtypes=flag, shape=(width,), device=device)
     check_tensor("length", length, dtypes=int32, shape=(None,), device=device)
     slots = length.shape[0]
+    check_some("length", "slot", slots)
     check_tensor("limit", limit, dtypes=int32, shape=(slots,), device=device)
     check_tensor("finished", finished, dtypes=flag, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
     if target_ids is not None:
         check_tensor("target_ids", target_ids, dtypes=int32, shape=(None,), device=device)
+        check_some("target_ids", "token", target_ids.shape[0])
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(slots, None), device=device)
     num_drafts = draft_tokens.shape[1]
+    check_some("draft_tokens", "draft", num_drafts)
     check_tensor("confidence", confidence, dtypes=single, shape=(slots, num_drafts), device=device)
     check_tensor("draft_count", draft_count, dtypes=int32, shape=(slots,), device=device)
     window = (window_tokens, window_positions, window_slots, window_rows)
@@ -278,14 +283,9 @@ def advance_draft_triton(
         margin,
         num_rows=rows,
         num_drafts=num_drafts,
-        BLOCK=_block(width),
+        BLOCK=short_range(width),
         num_warps=1,
     )
-
-
-def _block(width: int) -> int:
-    """The same for all buckets."""
-    return max(16, next_power_of_2(width))
 
 
 def kernel_specs() -> list[KernelSpec]:
@@ -306,7 +306,7 @@ def kernel_specs() -> list[KernelSpec]:
             },
             constants={
                 **({} if mapped else {"target_ids": None}),
-                "BLOCK": _block(width),
+                "BLOCK": short_range(width),
             },
             num_warps=1,
             num_stages=3,

@@ -7,7 +7,7 @@ import torch
 
 from .plan_window import plan_sizes, row_candidates
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, constants_of, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, constants_of, jit, next_power_of_2, tl
 
 PROBE_EVERY = 256
 """Every so many rounds the budget is one width wider than the best, so that what it expects stays known to be true."""
@@ -254,14 +254,17 @@ def choose_budget_triton(
     int32, single = (torch.int32,), (torch.float32,)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(None,))
     slots, device = finished.shape[0], finished.device
+    check_some("finished", "slot", slots)
     for name, of_slot in (("length", length), ("limit", limit), ("draft_count", draft_count)):
         check_tensor(name, of_slot, dtypes=int32, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("draft_limit", draft_limit, dtypes=int32, shape=(None,), device=device)
     if draft_limit.shape[0] <= rows:
         raise ValueError(f"draft_limit has {draft_limit.shape[0]} entries; accepted: at least {rows + 1}, rows and one")
     check_tensor("widths", widths, dtypes=int32, shape=(None,), device=device)
+    check_some("widths", "width", widths.shape[0])
     check_tensor("acceptance", acceptance, dtypes=single, shape=(slots, None), device=device)
     drafts = acceptance.shape[1]
     check_tensor("verify_cost", verify_cost, dtypes=single, shape=(widths.shape[0],), device=device)

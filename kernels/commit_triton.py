@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 
 from .finish_reasons import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP, REASON_SHIFT
-from .triton_support import KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, row_range, tl
+from .triton_support import (
+    KernelSpec,
+    check_some,
+    check_tensor,
+    constants_of,
+    draft_range,
+    jit,
+    next_power_of_2,
+    row_range,
+    tl,
+)
 
 # The most entries of the kernel's tile of rows and emitted tokens.
 _TILE = 1024
@@ -190,6 +200,7 @@ def commit_triton(
     device, int32, int64, flag = emitted.device, (torch.int32,), (torch.int64,), (torch.bool,)
     check_tensor("emitted", emitted, dtypes=int32, shape=(None, None), device=device)
     slots, width = emitted.shape
+    check_some("emitted", "slot", slots)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)

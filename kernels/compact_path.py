@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, next_power_of_2, tl
 
 _BLOCK = 128
 # Elements of a head that one program moves.
@@ -107,6 +107,8 @@ def compact_path_triton(
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
     check_tensor("key_cache", key_cache, dtypes=floats, shape=(None,) * 5, device=device, contiguous=False)
     layers, slots, heads, context, key_dim = key_cache.shape
+    check_some("key_cache", "slot", slots)
+    check_some("key_cache", "position", context)
     sizes = (layers, slots, heads, context, None)
     same = (key_cache.dtype,)
     check_tensor("value_cache", value_cache, dtypes=same, shape=sizes, device=device, contiguous=False)

@@ -11,7 +11,7 @@ from .elementary import mass, mass_array
 from .elementary_triton import index_of_rank, is_finite, ranked, value_of_rank
 from .elementary_triton import mass as mass_triton
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, next_power_of_2, tl
 from .vocabulary import constrain_draft_logits
 from .vocabulary_parts import FLOATS, SPEC_SIZES, part_size, part_warps
 from .workspace import workspace
@@ -34,7 +34,8 @@ def draft_argmax_reference(
         logits: float32, float16 or bfloat16 [N, V].
         allowed: bool [V], the tokens that the target has too; None for all. The others count as -inf.
         ids: int32 [V], what a token is called in `chosen`; None: its index.
-        chosen: int32 [N], written: the likeliest token, the lowest index on ties; token 0 where failed.
+        chosen: int32 [N], written: the likeliest token, the lowest index on ties; where failed index
+            0, called `ids[0]`.
         confidence: float32 [N], written: its probability at temperature 1, without filters; 0 where failed. Masses are
             those of `elementary.mass`, so that it is the same on every backend.
         failed: bool [N], written: the largest logit is not finite, which NaN counts as.
@@ -183,8 +184,7 @@ def draft_argmax_triton(
     check_tensor("chosen", chosen, dtypes=(torch.int32,), shape=(rows,), device=device)
     check_tensor("confidence", confidence, dtypes=(torch.float32,), shape=(rows,), device=device)
     check_tensor("failed", failed, dtypes=(torch.bool,), shape=(rows,), device=device)
-    if vocab == 0:
-        raise ValueError("logits have no token")
+    check_some("logits", "token", vocab)
     if rows == 0:
         return
     part = part_size(vocab)

@@ -7,7 +7,7 @@ import torch
 from .accept_standard import _probability, _probability_array
 from .registration import define_op
 from .residual_triton import probability as probability_triton
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, tl
 from .vocabulary_parts import FLOATS, part_size, part_warps
 
 
@@ -131,10 +131,12 @@ def draft_distribution_triton(
     check_tensor("threshold", threshold, dtypes=single, shape=(width,), device=device)
     check_tensor("temperature", temperature, dtypes=single, shape=(None,), device=device)
     slots = temperature.shape[0]
+    check_some("temperature", "slot", slots)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=(torch.int32,), shape=(None,), device=device)
     check_tensor("draft_probs", draft_probs, dtypes=single, shape=(slots, None, vocab), device=device)
     rows, num_drafts = slot_of_row.shape[0], draft_probs.shape[1]
+    check_some("draft_probs", "draft", num_drafts)
     if rows > width:
         raise ValueError(f"slot_of_row has {rows} rows; accepted: at most {width}, the rows of logits")
     if not 0 <= step < num_drafts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, tl
 
 _BLOCK = 128
 
@@ -41,6 +41,7 @@ def draft_positions_triton(length: torch.Tensor, slot_of_row: torch.Tensor, out:
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     check_tensor("out", out, dtypes=int32, shape=(None, slot_of_row.shape[0]), device=device)
     if out.numel():
+        check_some("length", "slot", length.shape[0])
         _draft_positions_kernel[(-(-out.numel() // _BLOCK),)](
             length, slot_of_row, out, out.shape[1], out.numel(), BLOCK=_BLOCK, num_warps=1
         )

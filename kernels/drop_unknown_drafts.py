@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, short_range, tl
 
 
 def drop_unknown_drafts_reference(draft_tokens: torch.Tensor, slot_of_row: torch.Tensor, vocab_size: int) -> None:
     """The specification of `drop_unknown_drafts`: drafts of `vocab_size` or more become -1, no proposal.
+
+    Negative ones stay what they are: each of them is no proposal, not -1 alone.
 
     Args:
         draft_tokens: int32 [R1, K], written for the slots of `slot_of_row`.
@@ -48,15 +50,12 @@ def drop_unknown_drafts_triton(draft_tokens: torch.Tensor, slot_of_row: torch.Te
     if vocab_size < 1:
         raise ValueError(f"vocab_size is {vocab_size}; accepted: 1 or more")
     rows, drafts = slot_of_row.shape[0], draft_tokens.shape[1]
+    if rows:
+        check_some("draft_tokens", "slot", draft_tokens.shape[0])
     if rows and drafts:
         _drop_unknown_drafts_kernel[(rows,)](
-            draft_tokens, slot_of_row, drafts, vocab_size, BLOCK=_block(drafts), num_warps=1
+            draft_tokens, slot_of_row, drafts, vocab_size, BLOCK=short_range(drafts), num_warps=1
         )
-
-
-def _block(num_drafts: int) -> int:
-    """The same for any small number of drafts."""
-    return max(16, next_power_of_2(num_drafts))
 
 
 def kernel_specs() -> list[KernelSpec]:
@@ -70,7 +69,7 @@ def kernel_specs() -> list[KernelSpec]:
                 **dict.fromkeys(["draft_tokens", "slot_of_row"], "*i32"),
                 **dict.fromkeys(["num_drafts", "vocab_size"], "i32"),
             },
-            constants={"BLOCK": _block(7)},
+            constants={"BLOCK": short_range(7)},
             num_warps=1,
             num_stages=3,
             shape="1 row, 7 drafts",

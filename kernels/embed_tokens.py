@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, round_to, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, next_power_of_2, round_to, tl
 
 _BLOCK = 1024
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -61,6 +61,8 @@ def embed_tokens_triton(tokens: torch.Tensor, table: torch.Tensor, scale: float)
     check_tensor("tokens", tokens, dtypes=(torch.int32,), shape=(None,))
     check_tensor("table", table, dtypes=_FLOATS, shape=(None, None), device=tokens.device)
     width, hidden = tokens.shape[0], table.shape[1]
+    if width:
+        check_some("table", "row", table.shape[0])
     output = torch.empty((width, hidden), dtype=table.dtype, device=table.device)
     if output.numel():
         block = min(_BLOCK, next_power_of_2(hidden))

@@ -8,7 +8,7 @@ import torch
 from .acceptance_model import cleaned, cleaned_array, feature, feature_array, sigmoid, sigmoid_array
 from .elementary_triton import exp, log
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, next_power_of_2, tl
 
 
 def estimate_acceptance_reference(
@@ -146,16 +146,17 @@ def estimate_acceptance_triton(
     single = (torch.float32,)
     check_tensor("confidence", confidence, dtypes=single, shape=(None, None))
     (slots, drafts), device = confidence.shape, confidence.device
+    check_some("confidence", "slot", slots)
+    check_some("confidence", "draft", drafts)
     check_tensor("draft_count", draft_count, dtypes=(torch.int32,), shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=(torch.int32,), shape=(None,), device=device)
+    check_some("slot_of_row", "row", slot_of_row.shape[0])
     if weights is not None:
         check_tensor("weights", weights, dtypes=single, shape=(drafts + 1,), device=device)
     check_tensor("forecast", forecast, dtypes=single, shape=(slots, drafts), device=device)
     check_tensor("seen", seen, dtypes=single, shape=(slots, drafts), device=device)
     check_tensor("expected", expected, dtypes=single, shape=(slots, drafts), device=device)
     check_tensor("acceptance", acceptance, dtypes=single, shape=(slots, drafts), device=device)
-    if drafts < 1:
-        raise ValueError("confidence has no draft; accepted: K of at least 1")
     _estimate_acceptance_kernel[(slot_of_row.shape[0],)](
         confidence,
         draft_count,

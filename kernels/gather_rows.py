@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, short_range, tl
 
 _BLOCK = 1024
 _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.int32)
@@ -66,6 +66,10 @@ def gather_rows_triton(
         check_tensor("through", through, dtypes=(torch.int32,), shape=(None,), device=device)
     rows, columns = index.shape[0], source.shape[1]
     check_tensor("out", out, dtypes=(source.dtype,), shape=(rows, columns), device=device)
+    if rows:
+        check_some("source", "row", source.shape[0])
+        if through is not None:
+            check_some("through", "entry", through.shape[0])
     if out.numel():
         block = column_block(columns)
         _gather_rows_kernel[(rows, -(-columns // block))](
@@ -74,8 +78,8 @@ def gather_rows_triton(
 
 
 def column_block(columns: int) -> int:
-    """How many columns of a row one program moves."""
-    return min(_BLOCK, next_power_of_2(columns))
+    """How many columns of a row one program moves: the same for all rows of few, such as drafts' confidences."""
+    return min(_BLOCK, short_range(columns))
 
 
 def kernel_specs() -> list[KernelSpec]:

@@ -6,7 +6,7 @@ import torch
 
 from .gather_rows import column_block
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, tl
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -62,6 +62,8 @@ def gather_window_triton(
     device, int32 = kept.device, (torch.int32,)
     check_tensor("kept", kept, dtypes=_FLOATS, shape=(None, None, None), device=device)
     num_slots, places, columns = kept.shape
+    check_some("kept", "slot", num_slots)
+    check_some("kept", "place", places)
     check_tensor("length", length, dtypes=int32, shape=(num_slots,), device=device)
     check_tensor("slots", slots, dtypes=int32, shape=(None,), device=device)
     width = slots.shape[0]

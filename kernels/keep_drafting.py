@@ -8,7 +8,17 @@ import torch
 from .choose_budget import FIRST_ROUNDS, MOST_DRAFTS, PROBE_EVERY, PROBE_FIRST
 from .plan_window import plan_sizes
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, constants_of, jit, next_power_of_2, row_range, tl
+from .triton_support import (
+    UNFUSED,
+    KernelSpec,
+    check_some,
+    check_tensor,
+    constants_of,
+    jit,
+    next_power_of_2,
+    row_range,
+    tl,
+)
 
 _MASS = 2.0**19
 # Survivals are integers of this unit: all of a round's fit into 31 bits, and their sums do not depend on the order.
@@ -244,10 +254,12 @@ def keep_drafting_triton(
     int32, single = (torch.int32,), (torch.float32,)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(None,))
     slots, device = finished.shape[0], finished.device
+    check_some("finished", "slot", slots)
     check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
     check_tensor("limit", limit, dtypes=int32, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("draft_limit", draft_limit, dtypes=int32, shape=(None,), device=device)
     if draft_limit.shape[0] <= rows:
         raise ValueError(f"draft_limit has {draft_limit.shape[0]} entries; accepted: at least {rows + 1}, rows and one")
@@ -265,6 +277,7 @@ def keep_drafting_triton(
         drafts = acceptance.shape[1]
         check_tensor("widths", widths, dtypes=int32, shape=(None,), device=device)
         num_widths = widths.shape[0]
+        check_some("widths", "width", num_widths)
         check_tensor("verify_cost", verify_cost, dtypes=single, shape=(num_widths,), device=device)
         check_tensor("draft_cost", draft_cost, dtypes=single, shape=(drafts + 1,), device=device)
         check_tensor("rounds", rounds, dtypes=int32, shape=(1,), device=device)

@@ -6,7 +6,7 @@ import torch
 
 from .gather_rows import column_block
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, tl
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -24,7 +24,7 @@ def keep_prompt_state_reference(
     """The specification of `keep_prompt_state`; reads nothing on the host.
 
     Args:
-        values: float32, float16 or bfloat16 [W, S], of the chunk, a window of one row.
+        values: float32, float16 or bfloat16 [W, S], neither 0, of the chunk, a window of one row.
         base: int32 [1], the chunk's first position.
         cu_tokens: int32 [2]; the second is how many tokens the chunk has.
         slot_of_row: int32 [1].
@@ -80,14 +80,20 @@ def keep_prompt_state_triton(
     device, int32 = values.device, (torch.int32,)
     check_tensor("values", values, dtypes=_FLOATS, shape=(None, None), device=device)
     columns = values.shape[1]
+    check_some("values", "row", values.shape[0])
+    check_some("values", "column", columns)
     check_tensor("base", base, dtypes=int32, shape=(1,), device=device)
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(2,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(1,), device=device)
     check_tensor("kept", kept, dtypes=(values.dtype,), shape=(None, columns), device=device)
     check_tensor("seen", seen, dtypes=int32, shape=(None,), device=device)
     check_tensor("start", start, dtypes=int32, shape=(seen.shape[0],), device=device)
-    if not 0 <= first <= kept.shape[0] - seen.shape[0]:
-        raise ValueError(f"first is {first}; accepted: 0 to {kept.shape[0] - seen.shape[0]}")
+    slots = seen.shape[0]
+    check_some("seen", "slot", slots)
+    if kept.shape[0] < slots:
+        raise ValueError(f"kept has {kept.shape[0]} rows; accepted: at least {slots}, one per slot of seen")
+    if not 0 <= first <= kept.shape[0] - slots:
+        raise ValueError(f"first is {first}; accepted: 0 to {kept.shape[0] - slots}")
     block = column_block(columns)
     _keep_prompt_state_kernel[(-(-columns // block),)](
         values, base, cu_tokens, slot_of_row, kept, seen, start, columns, first, BLOCK=block, num_warps=4

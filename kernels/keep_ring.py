@@ -6,7 +6,7 @@ import torch
 
 from .gather_rows import column_block
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -32,7 +32,7 @@ def keep_ring_reference(
     `seen` not for the reserved slot, which padding rows share.
 
     Args:
-        values: float32, float16 or bfloat16 [W, S], in the order of the packed windows.
+        values: float32, float16 or bfloat16 [W, S], neither 0, in the order of the packed windows.
         positions: int32 [W].
         slots: int32 [W].
         rows: int32 [W], -1 in padding.
@@ -131,16 +131,20 @@ def keep_ring_triton(
     device, int32 = values.device, (torch.int32,)
     check_tensor("values", values, dtypes=_FLOATS, shape=(None, None), device=device)
     width, columns = values.shape
+    check_some("values", "row", width)
+    check_some("values", "column", columns)
     for name, of_token in (("positions", positions), ("slots", slots), ("rows", rows)):
         check_tensor(name, of_token, dtypes=int32, shape=(width,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     num_rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", num_rows)
     check_tensor("base", base, dtypes=int32, shape=(num_rows,), device=device)
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(num_rows + 1,), device=device)
     if running is not None:
         check_tensor("running", running, dtypes=(torch.bool,), shape=(1,), device=device)
     check_tensor("kept", kept, dtypes=(values.dtype,), shape=(None, columns), device=device)
     check_tensor("seen", seen, dtypes=int32, shape=(None,), device=device)
+    check_some("seen", "slot", seen.shape[0])
     if ring < 1:
         raise ValueError(f"ring is {ring}; accepted: 1 or more")
     if again < 0:

@@ -6,7 +6,7 @@ import torch
 
 from .gather_rows import column_block
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -29,7 +29,7 @@ def keep_states_reference(
     reserved slot, which padding rows share.
 
     Args:
-        values: float32, float16 or bfloat16 [W, S], in the order of the packed windows.
+        values: float32, float16 or bfloat16 [W, S], neither 0, in the order of the packed windows.
         rows: int32 [W], -1 in padding.
         base: int32 [B], the position of each row's first token.
         cu_tokens: int32 [B + 1], where it is packed.
@@ -101,6 +101,8 @@ def keep_states_triton(
     device, int32 = values.device, (torch.int32,)
     check_tensor("values", values, dtypes=_FLOATS, shape=(None, None), device=device)
     width, columns = values.shape
+    check_some("values", "row", width)
+    check_some("values", "column", columns)
     check_tensor("rows", rows, dtypes=int32, shape=(width,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     num_rows = slot_of_row.shape[0]
@@ -110,8 +112,11 @@ def keep_states_triton(
     check_tensor("kept", kept, dtypes=(values.dtype,), shape=(None, None), device=device)
     check_tensor("seen", seen, dtypes=int32, shape=(None,), device=device)
     check_tensor("start", start, dtypes=int32, shape=(seen.shape[0],), device=device)
+    check_some("seen", "slot", seen.shape[0])
     if kept.shape[0] < width:
         raise ValueError(f"kept has {kept.shape[0]} rows; accepted: at least {width}, one per token")
+    if kept.shape[1] < columns:
+        raise ValueError(f"kept has {kept.shape[1]} columns; accepted: at least {columns}, those of values")
     if not 0 <= column <= kept.shape[1] - columns:
         raise ValueError(f"column is {column}; accepted: 0 to {kept.shape[1] - columns}")
     block = column_block(columns)

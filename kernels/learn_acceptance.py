@@ -10,7 +10,7 @@ from .acceptance_model import cleaned, cleaned_array, feature, feature_array, si
 from .choose_budget import MOST_DRAFTS
 from .estimate_acceptance import clean, feature_of, sigmoid_of
 from .registration import define_op
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, row_range, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, next_power_of_2, row_range, tl
 
 ROUNDS_PER_STEP = 100
 """Rounds between two Newton steps."""
@@ -355,6 +355,8 @@ def learn_acceptance_triton(
     int32, single, boolean = (torch.int32,), (torch.float32,), (torch.bool,)
     check_tensor("confidence", confidence, dtypes=single, shape=(None, None))
     (slots, drafts), device = confidence.shape, confidence.device
+    check_some("confidence", "slot", slots)
+    check_some("confidence", "draft", drafts)
     check_tensor("seen", seen, dtypes=single, shape=(slots, drafts), device=device)
     check_tensor("accepted", accepted, dtypes=int32, shape=(slots,), device=device)
     check_tensor("failed", failed, dtypes=boolean, shape=(slots,), device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, short_range, tl
 
 
 def merge_drafts_reference(
@@ -132,8 +132,8 @@ def merge_drafts_triton(
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(slots, drafts), device=device)
     check_tensor("draft_count", draft_count, dtypes=int32, shape=(slots,), device=device)
     check_tensor("confidence", confidence, dtypes=single, shape=(slots, drafts), device=device)
-    if drafts < 1:
-        raise ValueError("member_tokens has no draft; accepted: K of at least 1")
+    for what, count in (("drafter", members), ("slot", slots), ("draft", drafts)):
+        check_some("member_tokens", what, count)
     _merge_drafts_kernel[(slot_of_row.shape[0],)](
         member_tokens,
         member_count,
@@ -146,7 +146,7 @@ def merge_drafts_triton(
         slots,
         drafts,
         MEMBERS=members,
-        BLOCK=next_power_of_2(drafts),
+        BLOCK=short_range(drafts),
         num_warps=1,
     )
 
@@ -165,7 +165,7 @@ def kernel_specs() -> list[KernelSpec]:
                 "finished": "*i1",
                 **dict.fromkeys(["num_slots", "num_drafts"], "i32"),
             },
-            constants={"MEMBERS": members, "BLOCK": block},
+            constants={"MEMBERS": members, "BLOCK": short_range(block)},
             num_warps=1,
             num_stages=3,
             shape=f"4 rows, {block} drafts",

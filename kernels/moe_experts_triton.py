@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .triton_support import INTERPRETED, check_tensor, jit, next_power_of_2, round_to, tl
+from .triton_support import INTERPRETED, check_some, check_tensor, jit, next_power_of_2, round_to, tl
 from .workspace import workspace
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -235,10 +235,12 @@ def moe_experts_triton(
     width, hidden = x.shape
     check_tensor("experts", experts, dtypes=(torch.int32,), shape=(width, None), device=device)
     top = experts.shape[1]
+    check_some("experts", "expert of a token", top)
     check_tensor("weights", weights, dtypes=(torch.float32,), shape=(width, top), device=device)
     check_tensor("rows", rows, dtypes=(torch.int32,), shape=(width,), device=device)
     check_tensor("gate_up", gate_up, dtypes=kinds, shape=(None, None, hidden), device=device)
     num_experts, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
+    check_some("gate_up", "expert", num_experts)
     check_tensor("down", down, dtypes=kinds, shape=(num_experts, hidden, intermediate), device=device)
     if activation not in ("silu", "gelu", "gelu_tanh"):
         raise ValueError(f"activation is {activation!r}; accepted: silu, gelu, gelu_tanh")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .triton_support import KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
 
 MULTIPLIER = 0x9E3779B1
 
@@ -171,7 +171,10 @@ def ngram_propose_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("heads", heads, dtypes=int32, shape=(slots, None, None), device=device)
+    check_some("heads", "bucket", heads.shape[2])
     shift = hash_shift(heads, min_n, max_n)
     if max_n > _LONGEST:
         raise ValueError(f"max_n is {max_n}; accepted: at most {_LONGEST}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, short_range, tl
 
 
 def pack_block_reference(
@@ -170,10 +170,13 @@ def pack_block_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("window_tokens", window_tokens, dtypes=int32, shape=(None,), device=device)
     width = window_tokens.shape[0]
     for name, of_token in (
@@ -184,10 +187,12 @@ def pack_block_triton(
         check_tensor(name, of_token, dtypes=int32, shape=(width,), device=device)
     for name, of_row in (("base", base), ("window_slot_of_row", window_slot_of_row)):
         check_tensor(name, of_row, dtypes=int32, shape=(rows,), device=device)
-    most = width // max(rows, 1)
+    if width < rows:
+        raise ValueError(f"window_tokens has {width} entries; accepted: at least {rows}, one per row")
+    most = width // rows
     if not 1 <= size <= most:
         raise ValueError(f"size is {size}; accepted: 1 to {most}, as a window of {width} tokens holds for {rows} rows")
-    block = min(_TOKENS, next_power_of_2(width))
+    block = min(_TOKENS, short_range(width))
     _pack_block_kernel[(-(-width // block),)](
         tokens,
         length,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 
 def pack_tail_reference(
@@ -198,12 +198,16 @@ def pack_tail_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     if draft_ids is not None:
         check_tensor("draft_ids", draft_ids, dtypes=int32, shape=(None,), device=device)
+        check_some("draft_ids", "token", draft_ids.shape[0])
     check_tensor("window_tokens", window_tokens, dtypes=int32, shape=(None,), device=device)
     width = window_tokens.shape[0]
     for name, of_token in (
@@ -215,8 +219,10 @@ def pack_tail_triton(
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
     check_tensor("base", base, dtypes=int32, shape=(rows,), device=device)
     check_tensor("last", last, dtypes=int32, shape=(None,), device=device)
+    if width < rows:
+        raise ValueError(f"window_tokens has {width} entries; accepted: at least {rows}, one per row")
     if tail < 1 or rows * tail > width:
-        raise ValueError(f"tail is {tail}; accepted: 1 to {width // max(rows, 1)}, so that {rows} rows fit {width}")
+        raise ValueError(f"tail is {tail}; accepted: 1 to {width // rows}, so that {rows} rows fit {width}")
     if last.shape[0] < rows:
         raise ValueError(f"last has {last.shape[0]} entries; accepted: at least {rows}, one per row")
     _pack_tail_kernel[(1,)](

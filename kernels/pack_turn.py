@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 
 def pack_turn_reference(
@@ -198,9 +198,11 @@ def pack_turn_triton(
     device, int32 = length.device, (torch.int32,)
     check_tensor("length", length, dtypes=int32, shape=(None,), device=device)
     slots = length.shape[0]
+    check_some("length", "slot", slots)
     check_tensor("limit", limit, dtypes=int32, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("window_positions", window_positions, dtypes=int32, shape=(None,), device=device)
     width = window_positions.shape[0]
     for name, of_token in (("window_slots", window_slots), ("window_rows", window_rows), ("states", states)):
@@ -209,9 +211,10 @@ def pack_turn_triton(
     check_tensor("base", base, dtypes=int32, shape=(rows,), device=device)
     check_tensor("window_slot_of_row", window_slot_of_row, dtypes=int32, shape=(rows,), device=device)
     check_tensor("queries", queries, dtypes=int32, shape=(None,), device=device)
+    if width < rows:
+        raise ValueError(f"window_positions has {width} entries; accepted: at least {rows}, one per row and module")
     if modules < 1 or rows * modules > width:
-        most = width // max(rows, 1)
-        raise ValueError(f"modules is {modules}; accepted: 1 to {most}, so that {rows} rows fit {width}")
+        raise ValueError(f"modules is {modules}; accepted: 1 to {width // rows}, so that {rows} rows fit {width}")
     if step < modules:
         raise ValueError(f"step is {step}; accepted: at least {modules}, a draft of each module")
     if stride < rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 
 def pack_unseen_reference(
@@ -289,11 +289,14 @@ def pack_unseen_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(slots,), device=device)
     for name, of_slot in (("length", length), ("limit", limit), ("start", start), ("seen", seen)):
         check_tensor(name, of_slot, dtypes=int32, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("window_tokens", window_tokens, dtypes=int32, shape=(None,), device=device)
     width = window_tokens.shape[0]
     for name, of_token in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, row_range, tl
 
 _BLOCK = 64
 _PREFILL_BLOCK = 256
@@ -266,10 +266,13 @@ def pack_window_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(slots, None), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
     rows = slot_of_row.shape[0]
+    check_some("slot_of_row", "row", rows)
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
     window = (window_tokens, window_positions, window_slots, window_rows)
     width = _check_window(device, *window)
@@ -313,6 +316,8 @@ def pack_prefill_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("prefill_slot", prefill_slot, dtypes=int32, shape=(1,), device=device)
     check_tensor("prefill_range", prefill_range, dtypes=int32, shape=(2,), device=device)
     window = (window_tokens, window_positions, window_slots, window_rows)

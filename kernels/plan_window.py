@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, constants_of, jit, next_power_of_2, row_range, tl
+from .triton_support import KernelSpec, check_some, check_tensor, constants_of, jit, next_power_of_2, row_range, tl
 
 
 def plan_window_reference(
@@ -178,6 +178,7 @@ def check_plan(
     device, int32 = finished.device, (torch.int32,)
     check_tensor("finished", finished, dtypes=(torch.bool,), shape=(None,), device=device)
     slots = finished.shape[0]
+    check_some("finished", "slot", slots)
     for name, of_slot in (("length", length), ("limit", limit), ("draft_count", draft_count)):
         check_tensor(name, of_slot, dtypes=int32, shape=(slots,), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
@@ -186,6 +187,7 @@ def check_plan(
     if draft_limit.shape[0] <= rows:
         raise ValueError(f"draft_limit has {draft_limit.shape[0]} entries; accepted: at least {rows + 1}, rows and one")
     check_tensor("widths", widths, dtypes=int32, shape=(None,), device=device)
+    check_some("widths", "width", widths.shape[0])
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(rows + 1,), device=device)
     check_tensor("base", base, dtypes=int32, shape=(rows,), device=device)
     check_tensor("width_index", width_index, dtypes=int32, shape=(1,), device=device)

@@ -6,7 +6,7 @@ import torch
 
 from .gather_rows import column_block
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, tl
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -59,6 +59,8 @@ def put_rows_triton(source: torch.Tensor, slot_of_row: torch.Tensor, place: int,
     rows, columns = slot_of_row.shape[0], source.shape[1]
     check_tensor("out", out, dtypes=(source.dtype,), shape=(None, None, columns), device=device)
     slots, places, _ = out.shape
+    check_some("out", "slot", slots)
+    check_some("out", "place", places)
     if source.shape[0] < rows:
         raise ValueError(f"source has {source.shape[0]} rows; accepted: at least {rows}, one per slot of slot_of_row")
     if not 0 <= place < places:

@@ -12,7 +12,7 @@ import torch
 
 from .elementary_triton import index_of_rank, log_of_mass, mass, ranked, value_of_rank
 from .residual_triton import check_rows
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, next_power_of_2, tl
 from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
 from .workspace import workspace
 
@@ -167,10 +167,13 @@ def record_logprobs_triton(
     """
     device, int32 = logits.device, (torch.int32,)
     check_tensor("logits", logits, dtypes=FLOATS, shape=(None, None), contiguous=False)
-    vocab = logits.shape[1]
+    width, vocab = logits.shape
+    check_some("logits", "row", width)
+    check_some("logits", "token", vocab)
     check_rows(cu_tokens, slot_of_row, device)
     check_tensor("emitted", emitted, dtypes=int32, shape=(None, None), device=device)
     slots = emitted.shape[0]
+    check_some("emitted", "slot", slots)
     check_tensor("accepted", accepted, dtypes=int32, shape=(slots,), device=device)
     check_tensor("length", length, dtypes=int32, shape=(slots,), device=device)
     check_tensor("row_failed", row_failed, dtypes=(torch.bool,), shape=(slots,), device=device)

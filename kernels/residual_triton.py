@@ -14,7 +14,7 @@ import torch
 from .elementary_triton import exp, index_of_rank, is_ranked, log, ranked
 from .philox import RESIDUAL
 from .philox_triton import gumbel_range
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, tl
 from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
 from .workspace import workspace
 
@@ -189,8 +189,11 @@ def check_acceptance(
     int32, float32, flag = (torch.int32,), (torch.float32,), (torch.bool,)
     check_tensor("logits", logits, dtypes=FLOATS, shape=(None, None), contiguous=False)
     width, vocab = logits.shape
+    check_some("logits", "row", width)
+    check_some("logits", "token", vocab)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(None, None), device=device)
     slots, num_drafts = draft_tokens.shape
+    check_some("draft_tokens", "slot", slots)
     if draft_probs is not None:
         shape = (slots, num_drafts, vocab)
         check_tensor("draft_probs", draft_probs, dtypes=float32, shape=shape, device=device)

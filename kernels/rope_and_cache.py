@@ -9,7 +9,7 @@ import torch
 from .float8 import FLOAT8, check_cache_scales, encode_e4m3, quantize
 from .registration import define_op
 from .rms_norm import rms_norm
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, round_to, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, next_power_of_2, round_to, tl
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -261,6 +261,8 @@ def rope_and_cache_triton(
     check_cache_scales(key_cache, value_cache, key_scale, value_scale, device)
     slots_count, num_kv_heads, context, head_dim = key_cache.shape
     value_dim, half = value_cache.shape[3], cos.shape[-1]
+    for what, count in (("slot", slots_count), ("head", num_kv_heads), ("position", context)):
+        check_some("key_cache", what, count)
     features = (num_heads + num_kv_heads) * head_dim + num_kv_heads * value_dim
     check_tensor("qkv", qkv, dtypes=floats, shape=(None, features), contiguous=False)
     width, kind = qkv.shape[0], (qkv.dtype,)
@@ -270,10 +272,12 @@ def rope_and_cache_triton(
         if weight is not None:
             check_tensor(name, weight, dtypes=kind, shape=(head_dim,), device=device)
     check_tensor("cos", cos, dtypes=(torch.float32,), shape=(None, half), device=device)
+    check_some("cos", "position", cos.shape[0])
     check_tensor("sin", sin, dtypes=(torch.float32,), shape=cos.shape, device=device)
     for name, index in (("positions", positions), ("slots", slots), ("rows", rows)):
         check_tensor(name, index, dtypes=(torch.int32,), shape=(width,), device=device)
     check_tensor("base", base, dtypes=(torch.int32,), shape=(None,), device=device)
+    check_some("base", "row", base.shape[0])
     check_tensor("cu_tokens", cu_tokens, dtypes=(torch.int32,), shape=(base.shape[0] + 1,), device=device)
     cache_kinds = kind if key_scale is None else (FLOAT8,)
     kv = (slots_count, num_kv_heads, context)

@@ -44,7 +44,7 @@ from .threshold_triton import (
     selected_value,
     slot_of,
 )
-from .triton_support import UNFUSED, KernelSpec, check_tensor, jit, tl
+from .triton_support import UNFUSED, KernelSpec, check_some, check_tensor, jit, tl
 from .vocabulary_parts import FLOATS, MOST_PARTS, SPEC_SIZES, num_parts, part_size, part_warps
 from .workspace import workspace
 
@@ -197,13 +197,14 @@ def sample_target_triton(
     num_rows = slot_of_row.shape[0]
     check_tensor("cu_tokens", cu_tokens, dtypes=int32, shape=(num_rows + 1,), device=device)
     check_tensor("seed", seed, dtypes=(torch.int64,), shape=(None,), device=device)
+    check_some("seed", "slot", seed.shape[0])
     check_tensor("top_k", top_k, dtypes=int32, shape=seed.shape, device=device)
     for name, number in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
         check_tensor(name, number, dtypes=float32, shape=seed.shape, device=device)
-    if vocab == 0:
-        raise ValueError("logits have no token")
-    if width == 0 or num_rows == 0:
+    check_some("logits", "token", vocab)
+    if width == 0:
         return
+    check_some("slot_of_row", "row", num_rows)
 
     part, parts = part_size(vocab), num_parts(vocab)
     sizes: dict[str, Any] = {"parts": parts, "PARTS_2": MOST_PARTS, "PART": part}

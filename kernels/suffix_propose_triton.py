@@ -7,7 +7,17 @@ from typing import Any
 import torch
 
 from .suffix_index import LONGEST, PLANES, SPREAD, STEP, hash_shift
-from .triton_support import UNFUSED, KernelSpec, check_tensor, constants_of, draft_range, jit, next_power_of_2, tl
+from .triton_support import (
+    UNFUSED,
+    KernelSpec,
+    check_some,
+    check_tensor,
+    constants_of,
+    draft_range,
+    jit,
+    next_power_of_2,
+    tl,
+)
 
 
 @jit
@@ -254,8 +264,11 @@ def suffix_propose_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     slots, context = tokens.shape
+    check_some("tokens", "slot", slots)
+    check_some("tokens", "position", context)
     check_tensor("heads", heads, dtypes=int32, shape=(slots, None, None), device=device)
     depth, buckets = heads.shape[1:]
+    check_some("heads", "bucket", buckets)
     if not 1 <= depth <= LONGEST:
         raise ValueError(f"the tree must be 1 to {LONGEST} tokens deep, got {depth}")
     check_tensor("tree", tree, dtypes=int32, shape=(slots, PLANES, depth, context), device=device)
@@ -265,6 +278,8 @@ def suffix_propose_triton(
     check_tensor("global_tokens", global_tokens, dtypes=int32, shape=(None,), device=device)
     check_tensor("global_heads", global_heads, dtypes=int32, shape=(depth, None), device=device)
     global_context, global_buckets = global_tokens.shape[0], global_heads.shape[1]
+    check_some("global_tokens", "position", global_context)
+    check_some("global_heads", "bucket", global_buckets)
     check_tensor("global_tree", global_tree, dtypes=int32, shape=(PLANES, depth, global_context), device=device)
     check_tensor("budget", budget, dtypes=int32, shape=(depth,), device=device)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(slots, None), device=device)

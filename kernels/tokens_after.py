@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, tl
 
 _BLOCK = 128
 
@@ -30,7 +30,7 @@ def tokens_after_reference(
         draft_tokens: int32 [R1, K]; None: all that is looked up lies in `tokens`, as in a prompt.
         slots: int32 [W].
         positions: int32 [W].
-        distance: how far after its position a token lies, at least 0.
+        distance: how far after its position a token lies, from 0 to 2**31 - 1 - C.
         out: int32 [W], written.
     """
     context, index = tokens.shape[1], positions + distance
@@ -87,19 +87,22 @@ def tokens_after_triton(
     device, int32 = tokens.device, (torch.int32,)
     check_tensor("tokens", tokens, dtypes=int32, shape=(None, None), device=device)
     num_slots, context = tokens.shape
+    check_some("tokens", "slot", num_slots)
+    check_some("tokens", "position", context)
     check_tensor("length", length, dtypes=int32, shape=(num_slots,), device=device)
     num_drafts = 0
     if draft_tokens is not None:
         check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(num_slots, None), device=device)
         num_drafts = draft_tokens.shape[1]
-        if num_drafts < 1:
-            raise ValueError("draft_tokens has no draft; accepted: K of at least 1")
+        check_some("draft_tokens", "draft", num_drafts)
     check_tensor("slots", slots, dtypes=int32, shape=(None,), device=device)
     width = slots.shape[0]
     check_tensor("positions", positions, dtypes=int32, shape=(width,), device=device)
     check_tensor("out", out, dtypes=int32, shape=(width,), device=device)
-    if distance < 0:
-        raise ValueError(f"distance is {distance}; accepted: 0 or more")
+    # So that a position and it make an int32.
+    most = torch.iinfo(torch.int32).max - context
+    if not 0 <= distance <= most:
+        raise ValueError(f"distance is {distance}; accepted: 0 to {most}")
     if width:
         _tokens_after_kernel[(-(-width // _BLOCK),)](
             tokens,

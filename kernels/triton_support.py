@@ -129,6 +129,21 @@ def constants_of(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: size for name, size in sizes.items() if name.isupper()}
 
 
+def short_range(size: int) -> int:
+    """The length of a kernel's range over what may be few or many: the same for up to 16."""
+    return max(16, next_power_of_2(size))
+
+
+def check_some(name: str, what: str, count: int) -> None:
+    """Refuses an argument of a launch that has none of what the kernel reads in any case.
+
+    Raises:
+        ValueError: names the argument and what it lacks.
+    """
+    if count < 1:
+        raise ValueError(f"{name} has no {what}; accepted: at least 1")
+
+
 def check_tensor(
     name: str,
     tensor: torch.Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .registration import define_op
-from .triton_support import KernelSpec, check_tensor, jit, next_power_of_2, tl
+from .triton_support import KernelSpec, check_some, check_tensor, jit, next_power_of_2, tl
 
 _BLOCK = 1024
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -51,6 +51,7 @@ def widen_logits_triton(logits: torch.Tensor, places: torch.Tensor, out: torch.T
     rows, vocab = logits.shape[0], places.shape[0]
     check_tensor("out", out, dtypes=(logits.dtype,), shape=(rows, vocab), device=device)
     if out.numel():
+        check_some("logits", "token", logits.shape[1])
         block = min(_BLOCK, next_power_of_2(vocab))
         _widen_logits_kernel[(rows, -(-vocab // block))](
             logits, places, out, vocab, logits.stride(0), BLOCK=block, num_warps=4

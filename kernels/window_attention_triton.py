@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .float8 import FLOAT8, check_cache_scales, decode_e4m3
-from .triton_support import INTERPRETED, check_tensor, jit, on_amd, round_to, tl
+from .triton_support import INTERPRETED, check_some, check_tensor, jit, on_amd, round_to, tl
 from .window_attention_sizes import combine_config, launch_config, launch_options
 from .workspace import workspace
 
@@ -330,9 +330,17 @@ def window_attention_triton(
     device = query.device
     check_cache_scales(key_cache, value_cache, key_scale, value_scale, device)
     num_slots, num_kv_heads, context, key_dim = key_cache.shape
+    for what, count in (
+        ("slot", num_slots),
+        ("head", num_kv_heads),
+        ("position", context),
+        ("number per key", key_dim),
+    ):
+        check_some("key_cache", what, count)
     value_dim = value_cache.shape[3]
     check_tensor("query", query, dtypes=_FLOATS, shape=(None, None, key_dim), contiguous=False)
     width, num_heads, _ = query.shape
+    check_some("query", "head", num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"query has {num_heads} heads; accepted: a multiple of the caches' {num_kv_heads}")
     cache_kinds = (*_FLOATS, FLOAT8)

@@ -85,7 +85,7 @@ def _block_config(kind: str, target: DecoderConfig, common: dict[str, Any]) -> H
         "draft_vocab_size": min(_REDUCED, target.vocab_size),
         "layers": layers,
         "aux": AuxLayers(stored=(0,) * 5, numbering="hidden_states", source="", count=5),
-        "block_size": 16,
+        "block_size": 32,
         "from_anchor": kind == "dspark",
         "causal": (False, True),
         "mask_token": 3,

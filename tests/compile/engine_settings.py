@@ -107,6 +107,7 @@ MIXTURES: dict[str, dict[str, object]] = {
 CHECKPOINTS |= MIXTURES
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CUSTOM = ("speculator", "engine_custom:NoDrafts")
 DRAFTER = "some/drafter"
 """Stands for whatever a method's `model` would be."""
 
@@ -187,6 +188,8 @@ def _budgets() -> Iterator[Setting]:
         buckets = (1, 4, 16) if drafts == 7 else (1, 16)
         yield Setting(small, bf16, drafts, "standard", options=(ADAPTIVE,), buckets=buckets)
     sampled = (ADAPTIVE, ("draft_sample_method", "probabilistic"))
+    for drafts in (2, 20):
+        yield _with_head(small, bf16, drafts, "standard", "dspark", options=(ADAPTIVE,), buckets=(1, 16))
     by_rows = (("num_speculative_tokens_per_batch_size", ((1, 2, 5), (3, 16, 0))),)
     for options in (sampled, by_rows):
         yield Setting(small, bf16, 5, "standard", method="draft_model", drafter=small, options=options, buckets=(1, 16))
@@ -198,6 +201,8 @@ def _drafters() -> Iterator[Setting]:
     samples = (("draft_sample_method", "probabilistic"),)
     for drafts in (5, 24):
         yield Setting(small, bf16, drafts, "coupled", buckets=(1, 4), method="suffix")
+        yield Setting(small, bf16, drafts, "coupled", buckets=(1, 4), method="custom", options=(CUSTOM,))
+    yield Setting(small, bf16, 2, "coupled", method=("ngram", "custom"), options=(CUSTOM,), buckets=(1, 16))
     pairs = [(small, small), ("Llama-3.1-8B", "Llama-3.2-1B"), ("Gemma-3-4B", small)]
     for (target, drafter), dtype in itertools.product(pairs, DTYPES):
         yield Setting(target, dtype, 4, "coupled", method="draft_model", drafter=drafter, buckets=(1, 16))
@@ -229,6 +234,8 @@ def _target_drafts() -> Iterator[Setting]:
     for name, kind, drafts in (("Qwen3-8B", "dflash", 15), ("Qwen3-8B", "dspark", 7), ("Qwen3-0.6B", "dspark", 1)):
         yield _with_head(name, bf16, drafts, "coupled", kind, buckets=(1, 16))
     yield _with_head("Llama-3.1-8B", bf16, 8, "coupled", "eagle3", method=("ngram", "eagle3"), buckets=(1, 16))
+    for drafts in (2, 20):
+        yield _with_head(small, bf16, drafts, "coupled", "dspark", method=("ngram", "dspark"), buckets=(1, 16))
     for dtype in DTYPES:
         yield Setting("MiMo-7B", dtype, 4, "standard", method="mtp", modules=2, buckets=(1, 16))
     for name, modules in (("DeepSeek-V3", 1), ("GLM-4.5-Air", 3), ("ERNIE-4.5-21B-A3B", 1)):

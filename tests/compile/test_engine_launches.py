@@ -59,6 +59,7 @@ def test_the_sample_holds_every_op_of_an_engine(usages):
     }
     common |= {"choose_budget", "budget_topk", "keep_drafting", "estimate_acceptance", "learn_acceptance"}
     common |= {"gather_rows", "put_rows", "gather_window", "keep_states", "keep_prompt_state", "tokens_after"}
+    common |= {"drop_unknown_drafts"}
     more = {"keep_ring", "pack_turn", "draft_positions", "widen_logits"}
     more |= {"accept_block", "accept_synthetic", "draft_distribution", "moe_experts"}
     for target, ops in zip(SWEPT, (common | more, common), strict=True):
@@ -69,7 +70,7 @@ def test_the_settings_hold_every_method_and_rule():
     asked = [setting for setting in settings() if setting.drafts]
     drafting = {name for name, method in METHODS.items() if method.available and method.drafts}
     methods = {name for s in asked for name in ((s.method,) if isinstance(s.method, str) else s.method)}
-    assert methods >= drafting - {"custom"}  # whose steps are the user's
+    assert methods >= drafting
     assert {setting.rule for setting in asked} == set(REJECTION_SAMPLE_METHODS)
 
 

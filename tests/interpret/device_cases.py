@@ -16,8 +16,16 @@ import torch
 from acceptance_cases import random_arguments
 from adaptive_cases import choosing, estimating, keeping, learning
 from budget_cases import budget_arguments
-from draft_cases import block_arguments
-from op_checks import bits, clone, random_round, set_sampling_parameters
+from draft_cases import (
+    advance_arguments,
+    argmax_arguments,
+    block_arguments,
+    distribution_arguments,
+    merge_arguments,
+    tail_arguments,
+    unseen_arguments,
+)
+from op_checks import bits, clone, copied, random_round, set_sampling_parameters
 
 from draftgraph.kernels.registration import CUDA_IMPLEMENTATIONS
 
@@ -107,6 +115,15 @@ def accepting(vocab: int, dtype: torch.dtype, kind: str) -> Callable[[int], list
     return lambda seed: random_arguments(seed, vocab=vocab, num_drafts=3, dtype=dtype, kind=kind, spoil=bool(seed % 2))
 
 
+def choosing_drafts(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
+    """Of logits that are a part of wider rows."""
+    return lambda seed: argmax_arguments(seed, vocab=vocab, dtype=dtype, constrained=True, renamed=True, spare=5)
+
+
+def distributing(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
+    return lambda seed: distribution_arguments(seed, vocab=vocab, dtype=dtype, spare=5)
+
+
 def recording(vocab: int, dtype: torch.dtype) -> Callable[[int], list[Any]]:
     def make(seed: int) -> list[Any]:
         state, bucket = random_round(seed, rows=2, num_drafts=1, vocab=vocab, dtype=dtype)
@@ -174,6 +191,11 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
         "pack_window": DeviceCase("pack_window", plain("pack_window", rows=5)),
         "pack_prefill": DeviceCase("pack_prefill", prefill, "pack_window"),
         "pack_block": DeviceCase("pack_block", lambda seed: block_arguments(seed, rows=5, size=7, spare=5)),
+        "pack_tail": DeviceCase("pack_tail", lambda seed: tail_arguments(seed, rows=5, spare=3)),
+        "pack_unseen": DeviceCase("pack_unseen", lambda seed: unseen_arguments(seed, rows=5, masks=3, spare=3)),
+        "advance_draft": DeviceCase("advance_draft", lambda seed: advance_arguments(seed, rows=5, spare=3)),
+        "advance_draft, mapped": DeviceCase("advance_draft", lambda seed: advance_arguments(seed, rows=5, mapped=True)),
+        "merge_drafts": DeviceCase("merge_drafts", lambda seed: merge_arguments(seed, rows=5)),
         "ngram_propose": DeviceCase("ngram_propose", looking_up),
         "suffix_propose": DeviceCase("suffix_propose", following),
         "accept_coupled": DeviceCase("accept_coupled", plain("accept_coupled", vocab=2)),
@@ -182,6 +204,8 @@ def cases(vocab: int) -> dict[str, DeviceCase]:
     }
     for name, dtype in TYPES.items():
         found[f"sample_target, {name}"] = DeviceCase("sample_target", sampling(vocab, dtype))
+        found[f"draft_argmax, {name}"] = DeviceCase("draft_argmax", choosing_drafts(vocab, dtype))
+        found[f"draft_distribution, {name}"] = DeviceCase("draft_distribution", distributing(vocab, dtype))
         found[f"record_logprobs, {name}"] = DeviceCase("record_logprobs", recording(vocab, dtype))
         for rule in ("accept_standard", "accept_block"):
             for kind in ("one-hot", "near"):
@@ -201,6 +225,8 @@ def without_live_rows(case: DeviceCase, args: Sequence[Any]) -> None:
     for name, value in (("cu_tokens", 0), ("finished", True), ("rows", -1), ("prefill_range", 0), ("positions", 0)):
         if name in given:
             given[name].fill_(value)
+    if "slot_of_row" not in given:
+        return
     slots = given["slot_of_row"]
     slots.fill_(max(0, *(arg.shape[0] - 1 for name, arg in given.items() if name in BY_SLOT)))
     if "prefill_slot" in given:
@@ -221,7 +247,7 @@ def at_full_length(case: DeviceCase, args: Sequence[Any]) -> None:
 
 
 def moved(args: Sequence[Any], device: str) -> list[Any]:
-    return [arg.to(device, copy=True) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    return [copied(arg, device) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
 def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:

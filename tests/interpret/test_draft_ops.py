@@ -75,9 +75,10 @@ def test_pack_unseen_of_more_tokens_than_a_chunk():
     constrained=st.booleans(),
     coarse=st.booleans(),
     renamed=st.booleans(),
+    spare=st.sampled_from([0, 1, 5]),
 )
-def test_draft_argmax(seed, rows, vocab, dtype, constrained, coarse, renamed):
-    options = {"constrained": constrained, "coarse": coarse, "renamed": renamed}
+def test_draft_argmax(seed, rows, vocab, dtype, constrained, coarse, renamed, spare):
+    options = {"constrained": constrained, "coarse": coarse, "renamed": renamed, "spare": spare}
     arguments = argmax_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, **options)
     assert_same_effect(draft_argmax_triton, draft_argmax_reference, arguments)
 
@@ -89,9 +90,16 @@ def test_draft_argmax_where_nothing_is_allowed():
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=SEEDS, rows=st.integers(1, 4), vocab=st.sampled_from([7, 33, 70]), dtype=DTYPES, step=st.integers(0, 2))
-def test_draft_distribution(seed, rows, vocab, dtype, step):
-    arguments = distribution_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, step=step)
+@given(
+    seed=SEEDS,
+    rows=st.integers(1, 4),
+    vocab=st.sampled_from([7, 33, 70]),
+    dtype=DTYPES,
+    step=st.integers(0, 2),
+    spare=st.sampled_from([0, 1, 5]),
+)
+def test_draft_distribution(seed, rows, vocab, dtype, step, spare):
+    arguments = distribution_arguments(seed, rows=rows, vocab=vocab, dtype=dtype, step=step, spare=spare)
     assert_same_effect(draft_distribution_triton, draft_distribution_reference, arguments)
 
 
@@ -111,7 +119,7 @@ def test_advance_draft(seed, rows, step, shift, margin, mapped, spare):
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=SEEDS, rows=st.integers(1, 14), members=st.integers(1, 4), num_drafts=st.integers(1, 5))
+@given(seed=SEEDS, rows=st.integers(1, 14), members=st.integers(1, 4), num_drafts=st.sampled_from([1, 3, 5, 16, 17]))
 def test_merge_drafts(seed, rows, members, num_drafts):
     arguments = merge_arguments(seed, rows=rows, members=members, num_drafts=num_drafts)
     assert_same_effect(merge_drafts_triton, merge_drafts_reference, arguments)
@@ -145,7 +153,7 @@ def finite_logits(seed):
         (pack_unseen_triton, unseen_arguments, 10, lambda x: -1, "ring is -1; accepted: 0 for none, or more"),
         (pack_unseen_triton, unseen_arguments, 18, lambda x: x[1:], "states has shape"),
         (draft_argmax_triton, finite_logits, 0, lambda x: x.double(), "logits has dtype float64"),
-        (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits have no token"),
+        (draft_argmax_triton, finite_logits, 0, lambda x: x[:, :0], "logits has no token"),
         (draft_argmax_triton, finite_logits, 1, lambda x: torch.zeros(3).bool(), r"allowed has shape \[3\]"),
         (draft_argmax_triton, finite_logits, 2, lambda x: torch.zeros(3).int(), r"ids has shape \[3\]"),
         (draft_argmax_triton, finite_logits, 3, lambda x: x.long(), "chosen has dtype int64"),
@@ -156,6 +164,7 @@ def finite_logits(seed):
         (draft_distribution_triton, distribution_arguments, 8, lambda x: x[:, :, 1:], "draft_probs has shape"),
         (advance_draft_triton, advance_arguments, 0, lambda x: x.long(), "chosen has dtype int64"),
         (advance_draft_triton, advance_arguments, 4, lambda x: x[1:], "limit has shape"),
+        (advance_draft_triton, advance_arguments, 7, lambda x: torch.zeros(0).int(), "target_ids has no token; acc"),
         (advance_draft_triton, advance_arguments, 8, lambda x: -1, "step is -1; accepted: 0 to 2"),
         (advance_draft_triton, advance_arguments, 10, lambda x: -1, "margin is -1; accepted: 0 or more"),
         (advance_draft_triton, advance_arguments, 12, lambda x: x.double(), "confidence has dtype float64"),
@@ -171,3 +180,12 @@ def finite_logits(seed):
 )
 def test_what_the_kernels_cannot_take_is_refused(launch, arguments, index, change, message):
     refuses(launch, arguments(4), index, change, message)
+
+
+def test_windows_without_room_for_the_rows_are_refused():
+    """By the window's name, not by that of a number for which nothing would be accepted."""
+    tail, block = tail_arguments(4), block_arguments(4)
+    tail[6:10] = [x[:1] for x in tail[6:10]]
+    refuses(pack_tail_triton, tail, 5, lambda x: 1, "window_tokens has 1 entries; accepted: at least")
+    block[6:10] = [x[:1] for x in block[6:10]]
+    refuses(pack_block_triton, block, 4, lambda x: 1, "window_tokens has 1 entries; accepted: at least")

@@ -115,7 +115,7 @@ def test_the_largest_vocabulary_has_64_parts(monkeypatch):
     [
         (0, lambda x: x.double(), "logits has dtype float64; accepted: float32 or bfloat16 or float16"),
         (0, lambda x: x.t().contiguous().t(), "logits has strides"),
-        (0, lambda x: x[:, :0], "logits have no token"),
+        (0, lambda x: x[:, :0], "logits has no token"),
         (1, lambda x: x.long(), "rows has dtype int64; accepted: int32"),
         (2, lambda x: x[1:], "positions has shape"),
         (3, lambda x: x[1:], "cu_tokens has shape"),

@@ -71,11 +71,16 @@ def argmax_arguments(
     constrained: bool = False,
     coarse: bool = False,
     renamed: bool = False,
+    spare: int = 0,
 ) -> list[Any]:
-    """Of `draft_argmax`: one row has NaN, and one infinite logits, if there are more than two."""
+    """Of `draft_argmax`: one row has NaN, and one infinite logits, if there are more than two.
+
+    The logits are a part of wider rows, by `spare` columns.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(rows, vocab, generator=generator)
     logits = (logits.round() if coarse else logits).to(dtype)
+    logits = torch.cat((logits, torch.full((rows, spare), 99.0, dtype=dtype)), 1)[:, :vocab]
     if rows > 2:
         logits[1, seed % vocab] = torch.nan
         logits[2, seed % vocab] = torch.inf if seed % 2 else -torch.inf
@@ -87,9 +92,9 @@ def argmax_arguments(
 
 
 def distribution_arguments(
-    seed: int, *, rows: int = 3, vocab: int = 40, dtype: torch.dtype = torch.float32, step: int = 1
+    seed: int, *, rows: int = 3, vocab: int = 40, dtype: torch.dtype = torch.float32, step: int = 1, spare: int = 0
 ) -> list[Any]:
-    """Of `draft_distribution`, after `sample_target` on the same logits."""
+    """Of `draft_distribution`, after `sample_target` on the same logits, a part of wider rows by `spare` columns."""
     from op_checks import set_sampling_parameters
 
     from draftgraph.kernels.sample_target import sample_target_reference
@@ -99,6 +104,7 @@ def distribution_arguments(
     slots = state.slot_of_row[:bucket]
     logits = state.logits[: bucket + 1].clone()
     logits[0, 0] = -torch.inf
+    logits = torch.cat((logits, torch.full((logits.shape[0], spare), 99.0, dtype=dtype)), 1)[:, :vocab]
     width = logits.shape[0]
     row = torch.arange(width, dtype=torch.int32)
     row[bucket:] = -1

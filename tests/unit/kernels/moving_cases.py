@@ -50,26 +50,26 @@ def gathering_tokens(seed: int) -> list[Any]:
     return [source, _index(seed + 1, 6, 9), None, _ints(6, 1)]
 
 
-def putting(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE) -> list[Any]:
+def putting(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE, rows: int = 3) -> list[Any]:
     """Of `put_rows`."""
-    state, bucket = random_round(seed)
+    state, bucket = random_round(seed, rows=rows)
     source = _floats(seed, bucket + seed % 2, size, dtype=dtype)
     out = _floats(seed + 1, state.length.shape[0], PLACES, size, dtype=dtype)
     return [source, state.slot_of_row[:bucket], seed % PLACES, out]
 
 
-def gathering_windows(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE) -> list[Any]:
+def gathering_windows(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE, rows: int = 3) -> list[Any]:
     """Of `gather_window`."""
-    state, bucket = random_round(seed)
+    state, bucket = random_round(seed, rows=rows)
     kept = _floats(seed, state.length.shape[0], PLACES, size, dtype=dtype)
     slots, width = _slots_of_tokens(state, bucket), state.window_rows.shape[0]
     out = torch.full((width, size), 9.0).to(dtype)
     return [kept, state.length, slots, state.window_positions, out]
 
 
-def keeping_states(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE) -> list[Any]:
+def keeping_states(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE, rows: int = 3) -> list[Any]:
     """Of `keep_states`: one of two hidden states that lie side by side."""
-    state, bucket = random_round(seed)
+    state, bucket = random_round(seed, rows=rows)
     width, slots = state.window_rows.shape[0], state.length.shape[0]
     values = _floats(seed, width, size, dtype=dtype)
     kept = _floats(seed + 1, width + slots + 1, 2 * size, dtype=dtype)
@@ -89,19 +89,19 @@ def keeping_prompts(seed: int, *, dtype: torch.dtype = torch.float32, size: int 
     return [values, base, ends, slot, first, kept, _ints(slots), _ints(slots)]
 
 
-def keeping_rings(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE) -> list[Any]:
+def keeping_rings(seed: int, *, dtype: torch.dtype = torch.float32, size: int = SIZE, rows: int = 3) -> list[Any]:
     """Of `keep_ring`: a round in even seeds, in odd ones a chunk longer than the ring."""
     if seed % 2:
         slots, width = 4, 16
         count, base, slot = seed % (width + 1), seed % 11, seed % slots
         place = torch.arange(width, dtype=torch.int32)
         used = place < count
-        positions, rows = torch.where(used, base + place, 0).int(), torch.where(used, 0, -1).int()
+        positions, row = torch.where(used, base + place, 0).int(), torch.where(used, 0, -1).int()
         owners = torch.where(used, slot, slots - 1).int()
         ends, begin, of_row = (torch.tensor(x, dtype=torch.int32) for x in ([0, count], [base], [slot]))
-        window, running = [positions, owners, rows, begin, ends, of_row], None
+        window, running = [positions, owners, row, begin, ends, of_row], None
     else:
-        state, bucket = random_round(seed)
+        state, bucket = random_round(seed, rows=rows)
         slots, width, running = state.length.shape[0], state.window_rows.shape[0], state.running
         ends = state.cu_tokens[: bucket + 1]
         owners = _slots_of_tokens(state, bucket)
@@ -113,15 +113,20 @@ def keeping_rings(seed: int, *, dtype: torch.dtype = torch.float32, size: int = 
     return [values, *window, running, RING, seed % 3, kept, _ints(slots)]
 
 
-def following_tokens(seed: int) -> list[Any]:
-    """Of `tokens_after`: among the drafts in even seeds, in a prompt in odd ones."""
-    state, bucket = random_round(seed)
-    slots, width = _slots_of_tokens(state, bucket), state.window_rows.shape[0]
+def following_tokens(seed: int, *, rows: int = 3, num_drafts: int = 3, width: int = 0) -> list[Any]:
+    """Of `tokens_after`: among the drafts in even seeds, in a prompt in odd ones.
+
+    With `width` of so many tokens, those of the windows over and over.
+    """
+    state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts)
+    slots = _slots_of_tokens(state, bucket)
     drafts = None if seed % 2 else state.draft_tokens
     # Some lie before the window, where all tokens are committed, and some past the context.
     positions = torch.where(state.window_rows % 2 == 0, state.window_positions - 2, state.window_positions).clamp_min(0)
     positions[-1] = state.tokens.shape[1] - 1
-    return [state.tokens, state.length, drafts, slots, positions.int(), 1 + seed % 3, _ints(width)]
+    place = torch.arange(width or len(slots)) % len(slots)
+    slots, positions = slots[place], positions.int()[place]
+    return [state.tokens, state.length, drafts, slots, positions, 1 + seed % 3, _ints(len(place))]
 
 
 def packing_turns(seed: int, *, rows: int = 3, modules: int = 2, spare: int = 1) -> list[Any]:
@@ -135,23 +140,24 @@ def packing_turns(seed: int, *, rows: int = 3, modules: int = 2, spare: int = 1)
     return [*limits, step, modules, bucket + spare, *window, *rows_of, _ints(width), _ints(bucket + spare)]
 
 
-def widening(seed: int, *, dtype: torch.dtype = torch.float32, vocab: int = 40) -> list[Any]:
-    """Of `widen_logits`."""
-    known = vocab // 2
+def widening(seed: int, *, dtype: torch.dtype = torch.float32, vocab: int = 40, spare: int = 3) -> list[Any]:
+    """Of `widen_logits`: logits that are a part of wider rows, by `spare` columns."""
+    known = -(-vocab // 2)
     places = torch.full((vocab,), -1, dtype=torch.int32)
     places[torch.randperm(vocab, generator=_generator(seed))[:known]] = torch.arange(known, dtype=torch.int32)
-    return [_floats(seed, 3, known, dtype=dtype), places, torch.full((3, vocab), 9.0).to(dtype)]
+    return [_floats(seed, 3, known + spare, dtype=dtype)[:, :known], places, torch.full((3, vocab), 9.0).to(dtype)]
 
 
-def placing_drafts(seed: int) -> list[Any]:
+def placing_drafts(seed: int, *, rows: int = 3, num_drafts: int = 3) -> list[Any]:
     """Of `draft_positions`."""
-    state, bucket = random_round(seed)
-    return [state.length, state.slot_of_row[:bucket], _ints(state.draft_tokens.shape[1], bucket)]
+    state, bucket = random_round(seed, rows=rows)
+    return [state.length, state.slot_of_row[:bucket], _ints(num_drafts, bucket)]
 
 
-def dropping(seed: int) -> list[Any]:
-    """Of `drop_unknown_drafts`: about half of the drafts are too large."""
-    state, bucket = random_round(seed, vocab=9)
+def dropping(seed: int, *, rows: int = 3, num_drafts: int = 3) -> list[Any]:
+    """Of `drop_unknown_drafts`: about half of the drafts are too large, and some below -1."""
+    state, bucket = random_round(seed, rows=rows, num_drafts=num_drafts, vocab=9)
+    state.draft_tokens[:, ::3] -= 2
     return [state.draft_tokens, state.slot_of_row[:bucket], 4]
 
 
