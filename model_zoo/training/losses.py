@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 
 def distribution_loss(logits: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
@@ -49,8 +48,3 @@ def prefix_hits(hits: torch.Tensor, known: torch.Tensor) -> tuple[torch.Tensor, 
 def weighted_mean(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum(values * weights) / sum(weights); 0 where no weight is positive."""
     return (values * weights).sum() / weights.sum().clamp_min(1e-6)
-
-
-def one_hot_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy with tokens: [N, Vd] and int64 [N] to float32 [N]."""
-    return F.cross_entropy(logits.float(), labels, reduction="none")
