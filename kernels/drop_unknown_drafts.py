@@ -47,8 +47,9 @@ def drop_unknown_drafts_triton(draft_tokens: torch.Tensor, slot_of_row: torch.Te
     device, int32 = draft_tokens.device, (torch.int32,)
     check_tensor("draft_tokens", draft_tokens, dtypes=int32, shape=(None, None), device=device)
     check_tensor("slot_of_row", slot_of_row, dtypes=int32, shape=(None,), device=device)
-    if vocab_size < 1:
-        raise ValueError(f"vocab_size is {vocab_size}; accepted: 1 or more")
+    most = torch.iinfo(torch.int32).max
+    if not 1 <= vocab_size <= most:
+        raise ValueError(f"vocab_size is {vocab_size}; accepted: 1 to {most}")
     rows, drafts = slot_of_row.shape[0], draft_tokens.shape[1]
     if rows:
         check_some("draft_tokens", "slot", draft_tokens.shape[0])

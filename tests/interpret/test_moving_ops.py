@@ -170,7 +170,14 @@ def test_pack_turn(seed, rows, modules, spare):
         (widen_logits_triton, widening, 1, lambda x: x.long(), "places has dtype int64"),
         (widen_logits_triton, widening, 2, lambda x: x[:, 1:], "out has shape"),
         (draft_positions_triton, placing_drafts, 2, lambda x: x[:, 1:], "out has shape"),
-        (drop_unknown_drafts_triton, dropping, 2, lambda x: 0, "vocab_size is 0; accepted: 1 or more"),
+        (drop_unknown_drafts_triton, dropping, 2, lambda x: 0, "vocab_size is 0; accepted: 1 to 2147483647"),
+        (
+            drop_unknown_drafts_triton,
+            dropping,
+            2,
+            lambda x: 2**31,
+            "vocab_size is 2147483648; accepted: 1 to 2147483647",
+        ),
     ],
 )
 def test_what_the_kernels_cannot_take_is_refused(launch, arguments, index, change, message):
