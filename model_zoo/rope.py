@@ -170,6 +170,7 @@ def _yarn(rope: RopeConfig, powers: torch.Tensor) -> torch.Tensor:
 
 def rope_tables(rope: RopeConfig, positions: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Cos and sin by position, float32 [positions, dim / 2], the attention factor folded in."""
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
+    with torch.device("cpu"):  # the same bits for every device
+        angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return cos.to(device), sin.to(device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,27 @@ class LayerShape:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} of keys and values evenly")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {self.head_dim}")
+
+
+def layer_shape_of(config: Mapping[str, Any], intermediate_size: int | None = None) -> LayerShape:
+    """The sizes of a head's layers: the target's own, where they are those of plain attention.
+
+    Args:
+        config: the target's config.json, of its text model.
+        intermediate_size: None: the target's.
+    """
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    latent = config.get("kv_lora_rank") is not None
+    rope = config.get("rope_parameters") or {}
+    return LayerShape(
+        hidden_size=hidden,
+        intermediate_size=intermediate_size or int(config["intermediate_size"]),
+        num_heads=heads,
+        num_kv_heads=heads if latent else int(config.get("num_key_value_heads") or heads),
+        head_dim=hidden // heads if latent else int(config.get("head_dim") or hidden // heads),
+        norm_eps=float(config.get("rms_norm_eps") or 1e-6),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+    )
 
 
 class RMSNorm(nn.Module):

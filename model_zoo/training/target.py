@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layers import LayerShape
+from .layers import LayerShape, layer_shape_of
 from .trainee import TargetFacts
 
 
@@ -89,19 +89,7 @@ class FrozenTarget:
 
     def layer_shape(self, intermediate_size: int | None = None) -> LayerShape:
         """The sizes of a head's layers: the target's own, where they are those of plain attention."""
-        hidden, heads = int(self._text("hidden_size")), int(self._text("num_attention_heads"))
-        latent = self._text("kv_lora_rank") is not None
-        rope = self._text("rope_parameters") or {}
-        theta = rope.get("rope_theta") or self._text("rope_theta") or 10000.0
-        return LayerShape(
-            hidden_size=hidden,
-            intermediate_size=intermediate_size or int(self._text("intermediate_size")),
-            num_heads=heads,
-            num_kv_heads=heads if latent else int(self._text("num_key_value_heads") or heads),
-            head_dim=hidden // heads if latent else int(self._text("head_dim") or hidden // heads),
-            norm_eps=float(self._text("rms_norm_eps") or 1e-6),
-            rope_theta=float(theta),
-        )
+        return layer_shape_of({**self._config, **self._config.get("text_config", {})}, intermediate_size)
 
 
 _PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MiMoRMSNorm", "Ernie4_5RMSNorm")

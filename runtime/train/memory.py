@@ -30,7 +30,7 @@ class MemoryNeed:
     dtype: str
     """Of the target."""
     head_parameters: int
-    """About."""
+    """Those that learn."""
     draft_vocab_size: int
     num_drafts: int
     batch_tokens: int
@@ -72,10 +72,9 @@ def need_of(
     config: Mapping[str, Any],
     *,
     dtype: str,
+    head_parameters: int,
     draft_vocab_size: int,
     num_drafts: int,
-    num_layers: int,
-    intermediate_size: int | None,
     batch_tokens: int,
 ) -> MemoryNeed:
     """What a run needs, from a target's file headers and config.json alone.
@@ -84,23 +83,20 @@ def need_of(
         directory: of the target.
         config: its config.json, of the text model.
         dtype: that the target runs in.
+        head_parameters: those that learn.
         draft_vocab_size: of the head.
         num_drafts: of the head.
-        num_layers: of the head.
-        intermediate_size: of the head's layers; None: the target's.
         batch_tokens: see `TrainingSettings`.
 
     Raises:
         CheckpointError: a weight file is missing or damaged.
     """
-    hidden = int(config.get("hidden_size") or 0)
-    inner = intermediate_size or int(config.get("intermediate_size") or 4 * hidden)
     return MemoryNeed(
         target_parameters=sum(prod(tensor.shape) for tensor in stored_tensors(directory).values()),
         vocab_size=int(config.get("vocab_size") or 0),
-        hidden_size=hidden,
+        hidden_size=int(config.get("hidden_size") or 0),
         dtype=dtype,
-        head_parameters=num_layers * (5 * hidden * hidden + 3 * hidden * inner) + 3 * hidden * hidden,
+        head_parameters=head_parameters,
         draft_vocab_size=draft_vocab_size,
         num_drafts=num_drafts,
         batch_tokens=batch_tokens,

@@ -15,6 +15,7 @@ from ...model_zoo.training import checkpoints
 from ...model_zoo.training.draft_vocabulary import DraftVocabulary
 from ...model_zoo.training.examples import Example, examples_hash
 from ...model_zoo.training.fingerprint import fingerprint
+from ...model_zoo.training.head_size import learning_parameters
 from ...model_zoo.training.loop import STATE_NAME
 from ...model_zoo.training.registry import trainable
 from ...model_zoo.training.shards import ShardStore, StateIdentity
@@ -76,7 +77,8 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     """Finds the target and checks what its files tell, before anything large is read.
 
     Raises:
-        ConfigError: the draft vocabulary is too large, or the target does not fit memory.
+        ConfigError: the draft vocabulary is too large, the target does not fit memory, or the method cannot be trained
+            beside it.
         DraftgraphError: there is no such target.
     """
     directory = first_alone(accelerator, lambda: resolve_model(request.target, progress=progress))
@@ -95,14 +97,24 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
         dtype=engine.torch_dtype,
         device=device,
     )
+    size = request.vocabulary_size(text.vocab_size)
+    try:
+        parameters = learning_parameters(
+            request.method,
+            config,
+            request.head_options,
+            draft_vocab_size=size,
+            intermediate_size=request.intermediate_size,
+        )
+    except ValueError as error:
+        raise _cannot_be_made(request.method, error) from None
     need = need_of(
         directory,
         config,
         dtype=_name(place.dtype),
-        draft_vocab_size=request.vocabulary_size(text.vocab_size),
+        head_parameters=parameters,
+        draft_vocab_size=size,
         num_drafts=request.num_drafts,
-        num_layers=getattr(request.head_options, "num_layers", 1),
-        intermediate_size=request.intermediate_size,
         batch_tokens=request.settings.batch_tokens,
     )
     check_fits(need, available_bytes(device.type), request.target)
@@ -188,7 +200,7 @@ def make_ready(
             facts, target.layer_shape(request.intermediate_size), vocabulary, request.head_options
         )
     except ValueError as error:
-        raise ConfigError(f"a head of method {request.method} cannot be made beside this target: {error}") from None
+        raise _cannot_be_made(request.method, error) from None
     warm = None if request.init_from is None else warm_start(trainee, request.init_from)
     trainee.to(place.device)
     layers = trainee.states_of(target.num_layers)
@@ -268,6 +280,10 @@ def _store_identity(
         examples=examples_hash(examples),
         count=len(examples),
     )
+
+
+def _cannot_be_made(method: str, error: ValueError) -> ConfigError:
+    return ConfigError(f"a head of method {method} cannot be made beside this target: {error}")
 
 
 def _name(dtype: torch.dtype) -> str:
