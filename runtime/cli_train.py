@@ -91,7 +91,10 @@ def train(
         typer.Option(help="An exported head to begin at, tensor by tensor where they fit.", rich_help_panel=HEAD),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the examples.", rich_help_panel=LEARNING)] = 3,
-    learning_rate: Annotated[float, typer.Option(help="At its peak.", rich_help_panel=LEARNING)] = 1e-3,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="At its peak; by default 4e-3 with muon, 1e-3 with adamw.", rich_help_panel=LEARNING),
+    ] = None,
     optimizer: Annotated[
         str, typer.Option(help="muon (matrices by Muon, the rest by AdamW) or adamw.", rich_help_panel=LEARNING)
     ] = "muon",
@@ -150,7 +153,7 @@ def train(
     if json_file is not None:
         check_output_file("the JSON file", json_file)
     # What follows needs torch, which takes seconds to import.
-    from ..model_zoo.training.settings import TrainingSettings
+    from ..model_zoo.training.settings import RATES, TrainingSettings
     from .train.request import TrainRequest, split_options, with_named
     from .train.run import dry_run as estimate
     from .train.run import run
@@ -162,7 +165,7 @@ def train(
         settings = TrainingSettings(
             epochs=epochs,
             optimizer=optimizer,
-            learning_rate=learning_rate,
+            learning_rate=RATES.get(optimizer, RATES["muon"]) if learning_rate is None else learning_rate,
             warmup_steps=warmup_steps,
             weight_decay=weight_decay,
             batch_tokens=batch_tokens,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-OPTIMIZERS = ("muon", "adamw")
+RATES = {"muon": 4e-3, "adamw": 1e-3}
+"""The optimisers, and a learning rate that heads of some million weights learn well at with each."""
+OPTIMIZERS = tuple(RATES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +17,7 @@ class TrainingSettings:
     epochs: int = 3
     optimizer: str = "muon"
     """One of `OPTIMIZERS`."""
-    learning_rate: float = 1e-3
+    learning_rate: float = RATES["muon"]
     """At its peak."""
     warmup_steps: int = 20
     """It rises linearly for so many updates, then falls to a fiftieth along a cosine."""

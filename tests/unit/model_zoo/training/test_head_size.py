@@ -30,9 +30,7 @@ def test_the_count_is_that_of_the_head_that_is_made(target, method, train_head, 
     head = kind.build(frozen.facts(), frozen.layer_shape(intermediate_size), vocabulary, options)
     expected = sum(parameter.numel() for parameter in head.parameters() if parameter.requires_grad)
     config = json.loads((target / "config.json").read_text())
-    counted = learning_parameters(
-        method, config, options, draft_vocab_size=size, intermediate_size=intermediate_size
-    )
+    counted = learning_parameters(method, config, options, draft_vocab_size=size, intermediate_size=intermediate_size)
     assert counted == expected > 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftgraph.model_zoo.errors import TrainingConfigError
+from draftgraph.model_zoo.training.settings import RATES, TrainingSettings
 from draftgraph.runtime.errors import ConfigError
 from draftgraph.runtime.train.directory import check_directory, one_run_at_a_time
 from draftgraph.runtime.train.memory import MemoryNeed, check_fits
@@ -127,3 +128,9 @@ def test_a_target_that_does_not_fit_says_what_would():
         check_fits(smaller, smaller.bytes - 1_000_000, "big")
     with pytest.raises(ConfigError, match="a smaller target"):
         check_fits(smaller, 1_000_000_000, "big")
+
+
+def test_each_optimiser_has_a_rate_that_can_be_used():
+    assert TrainingSettings().learning_rate == RATES["muon"] > RATES["adamw"]
+    for optimizer, rate in RATES.items():
+        assert TrainingSettings(optimizer=optimizer, learning_rate=rate).rate(1000, 2000) < rate
