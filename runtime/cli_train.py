@@ -109,7 +109,10 @@ def train(
         str, typer.Option(help="That the head computes in: float32 or bfloat16.", rich_help_panel=LEARNING)
     ] = "float32",
     patience: Annotated[
-        int, typer.Option(help="End after so many evaluations that are no better.", rich_help_panel=LEARNING)
+        int,
+        typer.Option(
+            help="End after so many evaluations after the warm-up that are no better.", rich_help_panel=LEARNING
+        ),
     ] = 3,
     evaluate_every: Annotated[
         int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ class Position:
     """Time that was spent."""
     best: float = 0.0
     """The best acceptance length on the held-out texts."""
+    best_loss: float = math.inf
+    """The loss there; the lower one is better where lengths are equal."""
     stale: int = 0
     """Evaluations since it was reached."""
 

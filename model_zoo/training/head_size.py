@@ -1,4 +1,4 @@
-"""How many weights of a head learn, counted without making them."""
+"""A head's names and shapes, known before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from .draft_vocabulary import DraftVocabulary
-from .layers import LayerShape, layer_shape_of
+from .layers import layer_shape_of
 from .registry import trainable
-from .trainee import TargetFacts
+from .trainee import TargetFacts, Trainee
 
 
-def learning_parameters(
+def planned_head(
     method: str, config: Mapping[str, Any], options: Any, *, draft_vocab_size: int, intermediate_size: int | None
-) -> int:
-    """The weights that training changes.
+) -> Trainee:
+    """The head that would be trained, on the meta device: it has no weights.
 
     Args:
         method: see `trainable`.
@@ -28,10 +28,13 @@ def learning_parameters(
     Raises:
         ValueError: the head cannot be made beside this target; says why.
     """
-    shape: LayerShape = layer_shape_of(config, intermediate_size)
     vocabulary = DraftVocabulary(torch.arange(draft_vocab_size), int(config["vocab_size"]))
     table = torch.empty(vocabulary.vocab_size, int(config["hidden_size"]), device="meta")
     facts = TargetFacts(config=config, name="", embedding=table, head=table, final_norm=None, layers=())
     with torch.device("meta"):
-        trainee = trainable(method).build(facts, shape, vocabulary, options)
+        return trainable(method).build(facts, layer_shape_of(config, intermediate_size), vocabulary, options)
+
+
+def learning_parameters(trainee: Trainee) -> int:
+    """How many weights training changes."""
     return sum(parameter.numel() for parameter in trainee.parameters() if parameter.requires_grad)

@@ -56,6 +56,11 @@ class Acceptance:
         """Tokens per round that this gives, the target's own included."""
         return 1.0 + sum(self.rates)
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What is greater is better: where as many drafts are accepted, the loss decides."""
+        return self.length, -self.loss
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -249,10 +254,8 @@ class _Run:
             self._judge()
             self._save()
         self._save()
-        if self._gave_up:
-            reason = "no better"
-        elif self._position.epoch < settings.epochs:
-            reason = "stopped"
+        if self._position.epoch < settings.epochs:
+            reason = "no better" if self._gave_up else "stopped"
         return Trained(self._position, self._acceptance, reason)
 
     @property
@@ -322,12 +325,12 @@ class _Run:
     def _judge(self, keep: bool = False) -> None:
         """Evaluates, and exports the head if it is the best so far."""
         found = self._acceptance = evaluate(self._trainee, self._held_out, self._settings, self._accelerator)
-        better = keep or found.length > self._position.best
-        self._position = replace(
-            self._position,
-            best=found.length if better else self._position.best,
-            stale=0 if better else self._position.stale + 1,
-        )
+        position = self._position
+        better = keep or found.rank > (position.best, -position.best_loss)
+        # While the rate still rises, nothing is to be expected.
+        waited = 0 if better or position.step <= self._settings.warmup_steps else position.stale + 1
+        best = found if better else Acceptance(position.best_loss, (position.best - 1.0,))
+        self._position = replace(position, best=best.length, best_loss=best.loss, stale=waited)
         self._log.write(
             {
                 "step": self._position.step,

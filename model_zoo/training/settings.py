@@ -34,7 +34,7 @@ class TrainingSettings:
     evaluate_every: int = 0
     """Updates between two evaluations besides those at the end of each epoch; 0: none."""
     patience: int = 3
-    """Training ends after so many evaluations without a better acceptance."""
+    """Training ends after so many evaluations without a better acceptance, those of the warm-up not counted."""
     save_every: float = 60.0
     """Seconds between two checkpoints."""
 

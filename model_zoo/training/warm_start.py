@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..errors import TrainingConfigError
+from ..draft_checkpoint import open_draft
+from ..errors import CheckpointError, TrainingConfigError, UnsupportedModelError
+from ..safetensors_files import read_header
 from .export import WEIGHTS_NAME
 from .trainee import Trainee
 
@@ -19,8 +22,29 @@ class WarmStart:
     """What was taken over."""
 
     taken: tuple[str, ...]
+    """Tensors that begin at those of the other head."""
     left: tuple[str, ...]
     """Tensors of the new head that begin as usual."""
+
+
+def check_warm_start(planned: Trainee, directory: Path) -> None:
+    """Looks at a head to begin with before anything is loaded: its config and the names and shapes of its tensors.
+
+    Args:
+        planned: the new head, with or without weights.
+        directory: of an exported head.
+
+    Raises:
+        TrainingConfigError: it is no draft head, cannot be read, or nothing fits.
+    """
+    try:
+        open_draft(directory)
+        found = {name: tuple(tensor.shape) for name, tensor in read_header(directory / WEIGHTS_NAME).items()}
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise TrainingConfigError(f"{str(directory)!r} is no head to begin with: {error}") from None
+    own = planned.state_dict()
+    if not any(found.get(name) == tuple(tensor.shape) for name, tensor in own.items()):
+        raise _nothing_fits(directory, found, own)
 
 
 @torch.no_grad()
@@ -55,11 +79,15 @@ def warm_start(trainee: Trainee, directory: Path) -> WarmStart:
         tensor.copy_(source.to(tensor.dtype))
         taken.append(name)
     if not taken:
-        raise TrainingConfigError(
-            f"nothing of the head in {str(directory)!r} fits this one: it has {_some(sorted(found))}, and this one "
-            f"{_some(sorted(own))} in other shapes"
-        )
+        raise _nothing_fits(directory, found, own)
     return WarmStart(tuple(taken), tuple(name for name in own if name not in taken))
+
+
+def _nothing_fits(directory: Path, found: Iterable[str], own: Iterable[str]) -> TrainingConfigError:
+    return TrainingConfigError(
+        f"nothing of the head in {str(directory)!r} fits this one: it has {_some(sorted(found))}, and this one "
+        f"{_some(sorted(own))} in other shapes"
+    )
 
 
 def _some(names: list[str]) -> str:

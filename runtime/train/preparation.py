@@ -15,7 +15,7 @@ from ...model_zoo.training import checkpoints
 from ...model_zoo.training.draft_vocabulary import DraftVocabulary
 from ...model_zoo.training.examples import Example, examples_hash
 from ...model_zoo.training.fingerprint import fingerprint
-from ...model_zoo.training.head_size import learning_parameters
+from ...model_zoo.training.head_size import learning_parameters, planned_head
 from ...model_zoo.training.loop import STATE_NAME
 from ...model_zoo.training.registry import trainable
 from ...model_zoo.training.shards import ShardStore, StateIdentity
@@ -24,7 +24,7 @@ from ...model_zoo.training.split import split_examples
 from ...model_zoo.training.target import FrozenTarget
 from ...model_zoo.training.trainee import Trainee
 from ...model_zoo.training.vocabulary import choose_vocabulary, count_tokens, coverage
-from ...model_zoo.training.warm_start import WarmStart, warm_start
+from ...model_zoo.training.warm_start import WarmStart, check_warm_start, warm_start
 from ..engine_config import EngineConfig
 from ..errors import ConfigError
 from ..models import resolve_model
@@ -79,6 +79,7 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     Raises:
         ConfigError: the draft vocabulary is too large, the target does not fit memory, or the method cannot be trained
             beside it.
+        TrainingConfigError: the head to begin with is none, or does not fit.
         DraftgraphError: there is no such target.
     """
     directory = first_alone(accelerator, lambda: resolve_model(request.target, progress=progress))
@@ -99,7 +100,7 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     )
     size = request.vocabulary_size(text.vocab_size)
     try:
-        parameters = learning_parameters(
+        planned = planned_head(
             request.method,
             config,
             request.head_options,
@@ -108,11 +109,13 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
         )
     except ValueError as error:
         raise _cannot_be_made(request.method, error) from None
+    if request.init_from is not None:
+        check_warm_start(planned, request.init_from)
     need = need_of(
         directory,
         config,
         dtype=_name(place.dtype),
-        head_parameters=parameters,
+        head_parameters=learning_parameters(planned),
         draft_vocab_size=size,
         num_drafts=request.num_drafts,
         batch_tokens=request.settings.batch_tokens,

@@ -132,7 +132,8 @@ def _describe(ready: Ready, note: Note) -> None:
         f"draft {ready.coverage:.1%} of what the target wrote"
     )
     if ready.warm is not None:
-        note(f"begins at {len(ready.warm.taken)} tensors of another head; {len(ready.warm.left)} begin as usual")
+        left = f"; as usual begin {', '.join(ready.warm.left)}" if ready.warm.left else ""
+        note(f"begins at another head's {', '.join(ready.warm.taken)}{left}")
 
 
 def _result(request: TrainRequest, ready: Ready, trained: Trained, identity: dict[str, Any]) -> TrainResult:
@@ -145,7 +146,7 @@ def _result(request: TrainRequest, ready: Ready, trained: Trained, identity: dic
         out=str(request.out),
         reason=trained.reason,
         before=found[0],
-        after=max(found, key=lambda acceptance: acceptance.length),
+        after=max(found, key=lambda acceptance: acceptance.rank),
         steps=trained.position.step,
         tokens=trained.position.tokens,
         seconds=trained.position.seconds,

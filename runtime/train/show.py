@@ -23,6 +23,11 @@ _LINE_EVERY = 5.0
 _RECENT = 0.95
 """The last batches: each counts so much of the one after it."""
 
+_NO_BETTER = (
+    "the head is the one that training began with: none after it was better. Train on more text, longer, or at another "
+    "--learning-rate"
+)
+
 Watch = Callable[[Progress], None]
 
 
@@ -104,6 +109,7 @@ def show_result(result: TrainResult, console: Console) -> None:
     for text in (
         f"{result.steps} updates on {result.tokens} tokens in {duration(result.seconds)}{ended}; peak memory "
         f"{gigabytes(result.peak_bytes)} resident{device}",
+        *([_NO_BETTER] if result.after == result.before else []),
         f"the head lies in {result.out}, {gigabytes(result.exported_bytes)}; try it:",
         f"  draftgraph generate {result.target} 'Why is the sky blue?' --speculative-config '{_spec(result)}'",
     ):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from draftgraph.model_zoo.errors import CheckpointError
 from draftgraph.model_zoo.training import checkpoints
 from draftgraph.model_zoo.training.batch import TrainingBatch
-from draftgraph.model_zoo.training.loop import LOG_NAME, TrainingError, evaluate, train
+from draftgraph.model_zoo.training.loop import LOG_NAME, Acceptance, TrainingError, evaluate, train
 from draftgraph.model_zoo.training.settings import TrainingSettings
 from draftgraph.model_zoo.training.trainee import Outcome, Trainee
 
@@ -117,8 +117,37 @@ def test_a_run_that_gave_up_does_not_go_on(tmp_path):
     seen = []
     again = go(tmp_path, settings, watch=seen.append)
     assert again.reason == "no better"
-    assert again.position.step == first.position.step == 2
+    assert again.position.step == first.position.step == settings.warmup_steps + 2
     assert not seen
+
+
+def test_a_run_that_came_to_its_end_finished_even_if_it_had_got_no_better(tmp_path):
+    settings = dataclasses.replace(SETTINGS, epochs=2, warmup_steps=1, patience=2, learning_rate=1e-9)
+    ended = go(tmp_path, settings)
+    assert ended.position.stale == 2
+    assert ended.reason == "finished"
+
+
+def test_where_as_much_is_accepted_the_loss_decides():
+    few, fewer = Acceptance(2.0, (0.5, 0.1)), Acceptance(1.0, (0.4, 0.1))
+    assert few.rank > fewer.rank
+    assert Acceptance(1.9, (0.5, 0.1)).rank > few.rank
+
+
+class NeverNear(OneMatrix):
+    """Learns, but is not near enough yet for anything to be accepted."""
+
+    def forward(self, batch, generator):
+        outcome = super().forward(batch, generator)
+        return dataclasses.replace(outcome, accepted=torch.zeros(2))
+
+
+def test_a_head_that_accepts_nothing_yet_is_kept_once_its_loss_is_lower(tmp_path):
+    before = evaluate(NeverNear(), Texts(6), SETTINGS)
+    begun = NeverNear().matrix.weight
+    ended = train(NeverNear(), Texts(40), Texts(6), SETTINGS, tmp_path, accelerator=Accelerator(cpu=True))
+    assert ended.position.best_loss == ended.held_out.loss < before.loss
+    assert not torch.equal(load_file(tmp_path / "model.safetensors")["matrix.weight"], begun)
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint_and_the_best_head(tmp_path):

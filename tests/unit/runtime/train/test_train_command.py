@@ -7,6 +7,8 @@ import random
 import re
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from draftgraph import Engine, SamplingParams
@@ -128,16 +130,30 @@ def test_a_run_begins_at_another_head(command, trained, tmp_path):
     options = ("--no-regenerate", "--epochs", "1", "--learn-prompts", "--init-from", str(trained[0]))
     code, _, stderr = command(tmp_path / "head", *options, data=answers)
     assert code == 0, stderr
-    assert re.search(r"begins at \d\d tensors of another head; 0 begin as usual", stderr)
+    assert re.search(r"begins at another head's fc\.weight, .*layers\.0\.self_attn\.q_proj\.weight", stderr)
+    assert "as usual begin" not in stderr
     first = next(entry for entry in log_of(tmp_path / "head") if "held_out_loss" in entry)
     before = json.loads((trained[0].parent / "report.json").read_text())
     # Rounded to bfloat16 when it was exported.
     assert first["held_out_length"] == pytest.approx(before["acceptance_length_after"], abs=0.1)
 
 
+def test_a_head_to_begin_with_is_looked_at_before_the_target_answers(command, trained, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    save_file({"fc.weight": torch.zeros(2, 2)}, foreign / "model.safetensors")
+    for directory, message in ((trained[0], "nothing of the head in"), (foreign, "is no head to begin with")):
+        code, _, stderr = command(tmp_path / "out", "--init-from", str(directory), method="medusa")
+        assert code == 2
+        assert message in stderr
+        assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--option", "aux_layers=99"), "aux_layers must be hidden states 0 to"),
         (("--draft-vocab-size", "9999"), "the draft vocabulary must have 1 to"),
         (("--option", "stepdecay=1"), "did you mean 'step_decay'"),
         (("--learning-rate", "-1"), "learning_rate must be positive and finite, got -1"),
