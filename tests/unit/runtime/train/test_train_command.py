@@ -172,3 +172,15 @@ def test_the_options_of_a_method_can_be_listed(command, tmp_path):
     code, stdout, _ = command(tmp_path / "out", "--option", "help")
     assert code == 0
     assert re.search(r"step_decay=0\.8 +The loss of each step", stdout)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [("eagle3", "--option", "help"), ("--option", "help", "eagle3")])
+def test_the_options_are_listed_without_the_rest_of_a_command(arguments):
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert "step_decay=0.8" in result.stdout
+    wrong = CliRunner().invoke(app, ["train", *(part.replace("eagle3", "eagel3") for part in arguments)])
+    assert wrong.exit_code == 2
+    assert "error: no head of method 'eagel3' can be trained (did you mean 'eagle3'?)" in wrong.stderr
+    assert "Missing option" in CliRunner().invoke(app, ["train", "eagle3", "--option", "step_decay=1"]).stderr
