@@ -77,12 +77,17 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     """Finds the target and checks what its files tell, before anything large is read.
 
     Raises:
-        ConfigError: the draft vocabulary is too large, the target does not fit memory, or the method cannot be trained
-            beside it.
+        ConfigError: the draft vocabulary is too large, examples may be longer than the target takes, it does not fit
+            memory, or the method cannot be trained beside it.
         DraftgraphError: there is no such target.
     """
     directory = first_alone(accelerator, lambda: resolve_model(request.target, progress=progress))
     text = TargetText.of_directory(directory)
+    if request.max_length > text.max_positions:
+        raise ConfigError(
+            f"--max-length is {request.max_length}, but {request.target!r} was made for at most {text.max_positions} "
+            "tokens"
+        )
     hf = read_json(directory / "config.json")
     config = {**hf, **(hf.get("text_config") or {})}
     device = accelerator.device

@@ -152,6 +152,19 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
     assert "Traceback" not in stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-length", "999999"), r"--max-length is 999999, but '.*' was made for at most \d+ tokens"),
+    ],
+)
+def test_what_does_not_fit_the_target_is_refused_before_it_answers(command, tmp_path, options, message):
+    code, _, stderr = command(tmp_path / "out", *options)
+    assert code == 2
+    assert re.search(message, stderr)
+    assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
 def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.setattr("draftgraph.runtime.train.preparation.available_bytes", lambda device: 900_000)
     code, _, stderr = command(tmp_path / "out")
