@@ -156,6 +156,10 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
     ("options", "message"),
     [
         (("--max-length", "999999"), r"--max-length is 999999, but '.*' was made for at most \d+ tokens"),
+        (
+            ("--option", "aux_layers=[1,0,1]"),
+            r"aux_layers must be hidden states that are all different, got \[1, 0, 1\]",
+        ),
     ],
 )
 def test_what_does_not_fit_the_target_is_refused_before_it_answers(command, tmp_path, options, message):
