@@ -74,10 +74,23 @@ def check_identity(directory: Path, identity: Mapping[str, Any], *, partly: bool
 
 
 def save(directory: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any], position: Position) -> None:
-    """Puts a checkpoint in the place of the one before, whole or not at all."""
+    """Puts a checkpoint in the place of the one before, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     content = {"model": dict(model), "optimizer": dict(optimizer), "position": asdict(position)}
-    with replace_file(directory / _NAME) as part:
-        torch.save(content, part)
+    # A file of Python's own, so that a full disk is told as such.
+    with replace_file(directory / _NAME, _tensor_bytes(content)) as part, part.open("wb") as file:
+        torch.save(content, file)
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Of all tensors in it, which is about what it takes on disk."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_tensor_bytes, parts))
 
 
 def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any], Position] | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import resource
+import stat
 from pathlib import Path
 
 import pytest
@@ -147,6 +150,33 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "training" / "checkpoint.pt").write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt is damaged"):
         go(tmp_path)
+
+
+@pytest.mark.parametrize(("room", "what"), [(300, "head of update 0"), (2000, "checkpoint of update 1")])
+def test_a_full_disk_is_told_as_such(tmp_path, room, what):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(
+            TrainingError,
+            match=rf"the {what} could not be written to '.*': File too large: it needs \d+ bytes, and \d+ are free",
+        ):
+            go(tmp_path, stop=lambda: True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.rglob("*.part"))
+    assert go(tmp_path).reason == "finished"
+
+
+def test_what_is_written_can_be_read_by_whom_the_umask_lets(tmp_path):
+    mask = os.umask(0o022)
+    try:
+        go(tmp_path, stop=lambda: True)
+    finally:
+        os.umask(mask)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} == {"config.json", "model.safetensors", "checkpoint.pt", LOG_NAME}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
 
 
 def test_another_run_is_told_apart(tmp_path):
