@@ -31,6 +31,7 @@ from ..models import resolve_model
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
 from .data import DataGatherer, Gathered
+from .differences import difference_text
 from .memory import available_bytes, check_fits, need_of
 from .processes import first_alone
 from .request import TrainRequest
@@ -154,8 +155,13 @@ def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
 
 def check_run(request: TrainRequest, identity: Mapping[str, Any], accelerator: Any, *, partly: bool) -> None:
     """Compares the run with the one that its directory holds; see `checkpoints.check_identity`."""
-    state = request.out / STATE_NAME
-    first_alone(accelerator, lambda: checkpoints.check_identity(state, identity, partly=partly))
+    state, names = request.out / STATE_NAME, {"target": request.target}
+    if request.init_from is not None:
+        names["init_from"] = str(request.init_from)
+    first_alone(
+        accelerator,
+        lambda: checkpoints.check_identity(state, identity, partly=partly, names=names, describe=difference_text),
+    )
 
 
 def make_ready(

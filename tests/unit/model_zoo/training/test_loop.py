@@ -184,5 +184,12 @@ def test_another_run_is_told_apart(tmp_path):
     checkpoints.check_identity(tmp_path, {"epochs": 1}, partly=True)
     with pytest.raises(CheckpointError, match=r"epochs was 1 and is 2; options was \[1, 2\] and is \[3\]"):
         checkpoints.check_identity(tmp_path, {"epochs": 2, "options": (3,)})
+    # What the user called a value is told, and makes no difference.
+    checkpoints.check_identity(tmp_path, {"epochs": 1, "options": [1, 2]}, names={"options": "those"})
+    checkpoints.check_identity(tmp_path / "named", {"epochs": 1}, names={"epochs": "one"})
+    with pytest.raises(CheckpointError, match="another kind: one, two; ask for"):
+        checkpoints.check_identity(
+            tmp_path / "named", {"epochs": 2}, names={"epochs": "two"}, describe=lambda found: ", ".join(found.names)
+        )
     checkpoints.check_identity(tmp_path / "new", {"epochs": 1}, partly=True)
     assert not (tmp_path / "new").exists()

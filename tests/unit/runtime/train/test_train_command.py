@@ -85,7 +85,13 @@ def test_a_run_that_has_ended_does_nothing(trained, command):
 def test_another_run_is_refused_with_every_difference(trained, command):
     code, _, stderr = command(trained[0], "--epochs", "3", "--option", "step_decay=0.5")
     assert code == 2
-    assert "epochs was 2 and is 3; option step_decay was 0.8 and is 0.5" in stderr
+    assert "--epochs was 2 and is 3; --option step_decay was 0.8 and is 0.5" in stderr
+    code, _, stderr = command(
+        trained[0], "--epochs", "2", "--dtype", "bfloat16", "--option", "anchors=8", method="dflash"
+    )
+    assert code == 2
+    assert "--dtype was float32 and is bfloat16; the method was eagle3 and is dflash" in stderr
+    assert "--option anchors is 8, and the run had no such option" in stderr
     code, _, stderr = command(trained[0], "--epochs", "2", "--max-tokens", "12")
     assert code == 2
     assert "max_tokens is 16 there and 12 now" in stderr
