@@ -35,7 +35,7 @@ def train(
         list[str],
         typer.Option(
             help="A .txt file or a directory of them, a .jsonl or .jsonl.gz file of prompts, chats or answers, a "
-            "prompt set by its name, or self:COUNT for prompts that the target makes up; repeatable.",
+            "prompt set as NAME or NAME:COUNT, or self:COUNT for prompts that the target makes up; repeatable.",
             rich_help_panel=DATA,
         ),
     ],
