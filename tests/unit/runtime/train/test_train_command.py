@@ -184,6 +184,25 @@ def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "training" / "data-0").exists()
 
 
+def test_a_draft_vocabulary_that_is_too_small_is_told(command, trained, tmp_path):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    options = ("--no-regenerate", "--dry-run", "--draft-vocab-size")
+    code, _, stderr = command(tmp_path / "out", *options, "5", data=answers)
+    assert code == 0, stderr
+    found = re.search(
+        r"can draft ([\d.]+)% of what the target wrote, which is little: --draft-vocab-size (\d+) would be 90%", stderr
+    )
+    assert 0 < float(found[1]) < 50
+    code, _, stderr = command(tmp_path / "out", *options, found[2], data=answers)
+    assert re.search(r"can draft 9\d\.\d% of what the target wrote\n", stderr)
+    # The only token is one that ends an answer, and no answer has it.
+    lines = [{"prompt_ids": [n, 5], "token_ids": [6, 7 + n % 2], "finish": "length"} for n in range(10, 20)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, stderr = command(tmp_path / "out", *options, "1", data=tmp_path / "answers.jsonl")
+    assert code == 2
+    assert "with --draft-vocab-size 1 the head could draft nothing of what the target wrote; 4 tokens" in stderr
+
+
 def test_data_without_text_is_refused(command, tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     code, _, stderr = command(tmp_path / "out", data=tmp_path / "empty.txt")
