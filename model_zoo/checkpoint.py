@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -21,9 +22,28 @@ ACCEPTED_DTYPES = ("BF16", "F16", "F32")
 """Stored types, by safetensors' names."""
 
 
+_OF_HEADS = ("speculators_model_type", "speculators_config", "medusa_num_heads", "draft_vocab_size", "dflash_config")
+"""Fields that only draft heads have."""
+
+
+def _family(path: Path, hf: Mapping[str, Any]) -> Family:
+    """Of a config.json. The errors name the file, and say if it is a draft head's."""
+    found = [name for name in _OF_HEADS if hf.get(name) is not None]
+    if found:
+        raise CheckpointError(
+            f"{path} is that of a draft head, not of a model: it has {found[0]}; name the model that it drafts for"
+        )
+    if not hf.get("model_type"):
+        raise CheckpointError(f"{path} lacks model_type")
+    try:
+        return family_of(hf)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from None
+
+
 def _read(directory: Path) -> tuple[DecoderConfig, Family]:
     hf = read_json(directory / "config.json")
-    family = family_of(hf)
+    family = _family(directory / "config.json", hf)
     try:
         config = family.read_config(hf)
     except UnsupportedModelError:

@@ -18,14 +18,24 @@ DATA, HEAD, LEARNING, STATES, RUN = "Data", "Head", "Learning", "Hidden states",
 
 
 @readable_errors
+def _help_with_options(ctx: typer.Context, value: list[str] | None) -> list[str] | None:
+    """Lists the method's options where they are asked for, whatever else the command would need."""
+    if value is not None and "help" in value:
+        _list_options(ctx.params["method"])
+        raise typer.Exit
+    return value
+
+
+@readable_errors
 def train(
-    method: Annotated[str, typer.Argument(help="eagle3, p-eagle, dflash, dspark, medusa or mtp.")],
+    # Eager, so that it is known when `--option help` is read.
+    method: Annotated[str, typer.Argument(help="eagle3, p-eagle, dflash, dspark, medusa or mtp.", is_eager=True)],
     target: Annotated[str, typer.Option(help="An alias (smollm2-135m), a hub id, a GGUF file or a directory.")],
     data: Annotated[
         list[str],
         typer.Option(
             help="A .txt file or a directory of them, a .jsonl or .jsonl.gz file of prompts, chats or answers, a "
-            "prompt set by its name, or self:COUNT for prompts that the target makes up; repeatable.",
+            "prompt set as NAME or NAME:COUNT, or self:COUNT for prompts that the target makes up; repeatable.",
             rich_help_panel=DATA,
         ),
     ],
@@ -67,9 +77,19 @@ def train(
         ),
     ] = False,
     num_drafts: Annotated[
-        int | None, typer.Option(help="Tokens that it learns to draft per round.", rich_help_panel=HEAD)
+        int | None,
+        typer.Option(
+            help="Tokens that it learns to draft per round; by default the method's, see --option help.",
+            rich_help_panel=HEAD,
+        ),
     ] = None,
-    num_layers: Annotated[int | None, typer.Option(help="Of the head.", rich_help_panel=HEAD)] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the head, for dflash and dspark; by default the method's, see --option help.",
+            rich_help_panel=HEAD,
+        ),
+    ] = None,
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
@@ -84,6 +104,7 @@ def train(
         typer.Option(
             help="name=value, an option of the method's own; repeatable. --option help lists them.",
             rich_help_panel=HEAD,
+            callback=_help_with_options,
         ),
     ] = None,
     init_from: Annotated[
@@ -150,9 +171,6 @@ def train(
     The same command goes on where it was stopped, by Ctrl-C or otherwise. The best head so far always lies in --out.
     Several processes: accelerate launch --num_processes N -m draftgraph train ...
     """
-    if option == ["help"]:
-        _list_options(method)
-        return
     if json_file is not None:
         check_output_file("the JSON file", json_file)
     # What follows needs torch, which takes seconds to import.

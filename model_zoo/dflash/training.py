@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -46,8 +47,10 @@ class DFlashOptions:
         for name in ("num_drafts", "num_layers", "anchors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.decay <= 0.0:
-            raise ValueError(f"decay must be positive, got {self.decay}")
+        if not (math.isfinite(self.decay) and self.decay > 0.0):
+            raise ValueError(f"decay must be positive and finite, got {self.decay}")
+        if self.mask_token < 0:
+            raise ValueError(f"mask_token must be a token of the target, got {self.mask_token}")
 
 
 class DFlashTrainee(StateReader):
@@ -67,6 +70,11 @@ class DFlashTrainee(StateReader):
             aux_layers=options.aux_layers,
             train_head=options.train_head,
         )
+        if options.mask_token >= vocabulary.vocab_size:
+            raise ValueError(
+                f"mask_token must be one of the target's tokens, 0 to {vocabulary.vocab_size - 1}, got "
+                f"{options.mask_token}"
+            )
         self.options = options
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(options.num_layers))

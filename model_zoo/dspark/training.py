@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,8 +33,8 @@ class DSparkOptions(DFlashOptions):
         super().__post_init__()
         if self.markov_rank < 1:
             raise ValueError(f"markov_rank must be at least 1, got {self.markov_rank}")
-        if self.confidence_weight < 0.0:
-            raise ValueError(f"confidence_weight must not be negative, got {self.confidence_weight}")
+        if not (math.isfinite(self.confidence_weight) and self.confidence_weight >= 0.0):
+            raise ValueError(f"confidence_weight must be finite and not negative, got {self.confidence_weight}")
 
 
 class MarkovHead(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from ..errors import CheckpointError
 from .files import replace_file
 
 _NAME, _IDENTITY = "checkpoint.pt", "run.json"
+_CALLED = "called"
+"""In the noted identity, what the user called some of its values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,48 +41,93 @@ class Position:
     """Evaluations since it was reached."""
 
 
-def check_identity(directory: Path, identity: Mapping[str, Any], *, partly: bool = False) -> None:
+@dataclass(frozen=True)
+class Difference:
+    """One value in which two runs differ."""
+
+    name: str
+    was: Any
+    now: Any
+    only: str | None = None
+    """"was" or "now" where only that run has a value of this name."""
+    names: tuple[str | None, str | None] = (None, None)
+    """What the user called it then and now, where that was noted."""
+
+    def text(self) -> str:
+        """For people, by its own name."""
+        return f"{self.name} was {self.was!r} and is {self.now!r}"
+
+
+def check_identity(
+    directory: Path,
+    identity: Mapping[str, Any],
+    *,
+    partly: bool = False,
+    names: Mapping[str, str] | None = None,
+    describe: Callable[[Difference], str] = Difference.text,
+) -> None:
     """Compares what a run is with what was begun in its directory, and notes it if nothing was.
 
     Args:
         directory: of the run's state; made if needed.
         identity: plain values by name, whatever the result depends on.
         partly: only these values are known yet: they are compared, and nothing is noted.
+        names: what the user called some of the values, for messages; noted, and not compared.
+        describe: how the message tells a difference.
 
     Raises:
         CheckpointError: another run was begun there; the message has every difference.
     """
-    path = directory / _IDENTITY
+    path, names = directory / _IDENTITY, names or {}
     plain = json.loads(json.dumps(identity))
     if not path.exists():
         if partly:
             return
         directory.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as part:
-            part.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+            part.write_text(json.dumps({**plain, _CALLED: dict(names)}, indent=2) + "\n", encoding="utf-8")
         return
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}): remove {directory} to begin anew") from None
-    names = sorted(plain if partly else {*found, *plain})
+    called = found.pop(_CALLED, {})
     different = [
-        f"{name} was {found.get(name)!r} and is {plain.get(name)!r}"
-        for name in names
+        Difference(
+            name,
+            found.get(name),
+            plain.get(name),
+            None if name in found and name in plain else "was" if name in found else "now",
+            (called.get(name), names.get(name)),
+        )
+        for name in sorted(plain if partly else {*found, *plain})
         if found.get(name) != plain.get(name)
     ]
     if different:
         raise CheckpointError(
-            f"{directory} holds a run of another kind: {'; '.join(different)}; ask for the same, or train into another "
-            "directory"
+            f"{directory} holds a run of another kind: {'; '.join(map(describe, different))}; ask for the same, or "
+            "train into another directory"
         )
 
 
 def save(directory: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any], position: Position) -> None:
-    """Puts a checkpoint in the place of the one before, whole or not at all."""
+    """Puts a checkpoint in the place of the one before, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     content = {"model": dict(model), "optimizer": dict(optimizer), "position": asdict(position)}
-    with replace_file(directory / _NAME) as part:
-        torch.save(content, part)
+    # A file of Python's own, so that a full disk is told as such.
+    with replace_file(directory / _NAME, _tensor_bytes(content)) as part, part.open("wb") as file:
+        torch.save(content, file)
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Of all tensors in it, which is about what it takes on disk."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_tensor_bytes, parts))
 
 
 def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any], Position] | None:

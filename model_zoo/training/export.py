@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from ..draft_files import open_tensors
 from ..errors import CheckpointError
 from ..safetensors_files import read_json
 from .files import replace_file
+from .shard_files import shard_bytes, write_shard
 from .trainee import Trainee
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
@@ -38,8 +38,9 @@ def export_head(
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).cpu().contiguous()
         for name, tensor in (trainee.export_tensors() if tensors is None else tensors).items()
     }
-    with replace_file(directory / WEIGHTS_NAME) as path:
-        save_file(written, path, metadata={"format": "pt"})
+    metadata = {"format": "pt"}
+    with replace_file(directory / WEIGHTS_NAME, shard_bytes(written, metadata)) as path:
+        write_shard(path, written, metadata)
     config = {**trainee.config_json(), "torch_dtype": str(dtype).removeprefix("torch.")}
     with replace_file(directory / CONFIG_NAME) as path:
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 
 from . import checkpoints
 from .batch import TrainingBatch, plan_batches
@@ -357,11 +356,10 @@ class _Run:
         """Says what a full disk means for the run."""
         try:
             yield
-        # The writers of torch and safetensors have errors of their own.
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except OSError as error:
             raise TrainingError(
                 f"the {what} of update {self._position.step} could not be written to {str(self._directory)!r}: "
-                f"{error}; the one before stays: make room and start again"
+                f"{error.strerror or error}; the one before stays: make room and start again"
             ) from None
 
     def _save(self) -> None:

@@ -48,7 +48,11 @@ class TrainingSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
-        for name in ("warmup_steps", "weight_decay", "evaluate_every", "save_every", "seed"):
+        for name in ("weight_decay", "save_every"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        for name in ("warmup_steps", "evaluate_every", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-_NAMES = {torch.int64: "I64", torch.bfloat16: "BF16", torch.float32: "F32"}
+_NAMES = {torch.int64: "I64", torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.bool: "BOOL"}
 
 
 def _in_order(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def write_shard(file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mappi
 
     Args:
         file: overwritten.
-        tensors: contiguous, on the CPU, of int64, bfloat16 or float32.
+        tensors: contiguous, on the CPU, of int64, bfloat16, float16, float32 or bool.
         metadata: texts for the header.
 
     Raises:

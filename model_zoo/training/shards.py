@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -322,9 +322,7 @@ class ShardStore:
         """Makes a file that is there whole or not at all, also after a power failure."""
         place: Path | None = None
         try:
-            handle, name = tempfile.mkstemp(dir=self.directory, prefix=f"{_UNFINISHED}{self._rank}-")
-            os.close(handle)
-            place = Path(name)
+            place = self.directory / f"{_UNFINISHED}{self._rank}-{uuid.uuid4().hex}"
             write(place)
             place.replace(file)
             _flush_directory(self.directory)

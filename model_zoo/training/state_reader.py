@@ -39,7 +39,7 @@ class StateReader(TargetTrainee):
             train_head: the head to the vocabulary learns too; otherwise it stays the target's rows.
 
         Raises:
-            ValueError: the target has no such hidden states, or another width.
+            ValueError: the target has no such hidden states or another width, or a state is named twice.
         """
         super().__init__(target, vocabulary, num_drafts=num_drafts)
         width, layers = target.embedding.shape[1], int(target.config["num_hidden_layers"])
@@ -48,6 +48,8 @@ class StateReader(TargetTrainee):
         states = aux_layers or tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
         if any(not 0 <= state < layers for state in states):
             raise ValueError(f"aux_layers must be hidden states 0 to {layers - 1} of the target, got {list(states)}")
+        if len(set(states)) < len(states):
+            raise ValueError(f"aux_layers must be hidden states that are all different, got {list(states)}")
         self.shape, self._states = shape, states
         self._rotary = Rotary(shape)
         self.fc = nn.Linear(len(states) * width, shape.hidden_size, bias=False)

@@ -55,10 +55,20 @@ def choose_vocabulary(counts: torch.Tensor, size: int, keep: Collection[int] = (
         raise TrainingDataError(f"tokens to keep must be from 0 to {vocab_size - 1}, got {kept}")
     if len(kept) > size:
         raise TrainingDataError(f"a draft vocabulary of {size} tokens cannot keep {len(kept)}: {kept}")
+    return _ranked(counts, kept)[:size].sort().values
+
+
+def size_for(counts: torch.Tensor, share: float, keep: Collection[int] = ()) -> int:
+    """How many tokens `choose_vocabulary` must take to hold at least this share of the counted ones."""
+    held = counts[_ranked(counts, sorted(set(keep)))].to(torch.int64).cumsum(0)
+    return min(len(counts), int((held < share * int(held[-1])).sum()) + 1)
+
+
+def _ranked(counts: torch.Tensor, keep: list[int]) -> torch.Tensor:
+    """All tokens, int64: those to keep, then the more frequent first."""
     rank = counts.to(torch.int64).clone()
-    rank[kept] = torch.iinfo(torch.int64).max
-    order = torch.sort(rank, descending=True, stable=True).indices
-    return order[:size].sort().values
+    rank[keep] = torch.iinfo(torch.int64).max
+    return torch.sort(rank, descending=True, stable=True).indices
 
 
 def draft_to_target(ids: torch.Tensor) -> torch.Tensor:

@@ -138,7 +138,7 @@ class DataGatherer:
             self._target,
             dtype=self._dtype,
             device=self._device,
-            max_model_len=max(request.max_length, _SELF_MADE_ROOM if made_up else 0),
+            max_model_len=max(request.max_length, min(_SELF_MADE_ROOM, self._text.max_positions) if made_up else 0),
             max_batch_size=request.answer_rows,
             compile=request.compile,
             metrics="none",

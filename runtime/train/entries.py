@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bench.prompt_sets import BUILT_IN, PUBLISHED, load_prompt_set
+from ..bench.prompt_sets import BUILT_IN, PUBLISHED, load_prompt_set, split_limit
 from ..errors import ConfigError
 from ..progress import ProgressCallback
 from ..prompts import Prompt
@@ -20,7 +20,7 @@ from .journal import SETTINGS
 SELF = "self"
 """`self:COUNT` as the name of data: prompts that the target makes up."""
 ACCEPTED = (
-    "data is a .txt file or a directory of them, a .jsonl or .jsonl.gz file, the name of a prompt set "
+    "data is a .txt file or a directory of them, a .jsonl or .jsonl.gz file, NAME or NAME:COUNT of a prompt set "
     f"({', '.join((*BUILT_IN, *(name for name, held in HELD_OUT.items() if held is not None)))}), or {SELF}:COUNT for "
     "prompts that the target makes up"
 )
@@ -68,18 +68,28 @@ def self_made_count(data: str) -> int | None:
     return int(count)
 
 
+def _set_of(data: str) -> tuple[str, int | None]:
+    """The prompt set that data names and how many of its prompts are wanted, of NAME or NAME:COUNT; else as it is."""
+    sets = (*BUILT_IN, *PUBLISHED)
+    name, count = split_limit(data) if data.partition(":")[0] in sets else (data, None)
+    return (name, count) if name in sets else (data, None)
+
+
 def check_data_name(data: str) -> None:
     """Refuses data that is not there, before anything is loaded.
 
     Raises:
         ConfigError: there is none of that name, or it is held out for measuring; says what is accepted.
     """
-    if self_made_count(data) is not None or data in BUILT_IN:
+    if self_made_count(data) is not None:
         return
-    if data in HELD_OUT:
-        if HELD_OUT[data] is None:
+    name, _ = _set_of(data)
+    if name in BUILT_IN:
+        return
+    if name in HELD_OUT:
+        if HELD_OUT[name] is None:
             raise ConfigError(
-                f"the prompt set {data!r} is held out: what is trained here is measured on all of it, and a head that "
+                f"the prompt set {name!r} is held out: what is trained here is measured on all of it, and a head that "
                 "has seen it would measure its memory"
             )
         return
@@ -102,8 +112,9 @@ def read_entries(data: str, progress: ProgressCallback) -> Iterator[Entry]:
     """
     check_data_name(data)
     path = Path(data)
-    if data in BUILT_IN or data in PUBLISHED:
-        yield from _of_prompt_set(data, progress)
+    name, count = _set_of(data)
+    if name in BUILT_IN or name in PUBLISHED:
+        yield from _of_prompt_set(name, count, progress)
     elif path.is_dir():
         for file in _texts_in(path):
             yield Entry(where=repr(str(file)), text=_text_of(file))
@@ -113,8 +124,9 @@ def read_entries(data: str, progress: ProgressCallback) -> Iterator[Entry]:
         yield from _of_lines(path)
 
 
-def _of_prompt_set(name: str, progress: ProgressCallback) -> Iterator[Entry]:
-    for case in load_prompt_set(name, None, progress)[HELD_OUT.get(name) or 0 :]:
+def _of_prompt_set(name: str, count: int | None, progress: ProgressCallback) -> Iterator[Entry]:
+    """Those that are not held out, at most so many."""
+    for case in load_prompt_set(name, None, progress)[HELD_OUT.get(name) or 0 :][:count]:
         yield Entry(where=f"prompt {case.name!r} of the set {name!r}", prompt=case.prompt)
 
 

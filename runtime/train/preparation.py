@@ -23,7 +23,7 @@ from ...model_zoo.training.source import ExampleSource, written_spans
 from ...model_zoo.training.split import split_examples
 from ...model_zoo.training.target import FrozenTarget
 from ...model_zoo.training.trainee import Trainee
-from ...model_zoo.training.vocabulary import choose_vocabulary, count_tokens, coverage
+from ...model_zoo.training.vocabulary import choose_vocabulary, count_tokens, coverage, size_for
 from ...model_zoo.training.warm_start import WarmStart, check_warm_start, warm_start
 from ..engine_config import EngineConfig
 from ..errors import ConfigError
@@ -31,10 +31,14 @@ from ..models import resolve_model
 from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
 from .data import DataGatherer, Gathered
+from .differences import difference_text
 from .memory import available_bytes, check_fits, need_of
 from .processes import first_alone
 from .request import TrainRequest
 from .target_text import TargetText
+
+MOST = 0.9
+"""The share of the target's tokens that a draft vocabulary had better have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class Ready:
     held_out_source: ExampleSource
     coverage: float
     """The share of the target's tokens that the draft vocabulary has."""
+    size_for_most: int
+    """Tokens of a draft vocabulary that has `MOST` of them."""
     warm: WarmStart | None
     stored_bytes: int
     """That the hidden states of all examples take on disk, where they are kept."""
@@ -77,13 +83,18 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     """Finds the target and checks what its files tell, before anything large is read.
 
     Raises:
-        ConfigError: the draft vocabulary is too large, the target does not fit memory, or the method cannot be trained
-            beside it.
+        ConfigError: the draft vocabulary is too large, examples may be longer than the target takes, it does not fit
+            memory, or the method cannot be trained beside it.
         TrainingConfigError: the head to begin with is none, or does not fit.
         DraftgraphError: there is no such target.
     """
     directory = first_alone(accelerator, lambda: resolve_model(request.target, progress=progress))
     text = TargetText.of_directory(directory)
+    if request.max_length > text.max_positions:
+        raise ConfigError(
+            f"--max-length is {request.max_length}, but {request.target!r} was made for at most {text.max_positions} "
+            "tokens"
+        )
     hf = read_json(directory / "config.json")
     config = {**hf, **(hf.get("text_config") or {})}
     device = accelerator.device
@@ -152,8 +163,13 @@ def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
 
 def check_run(request: TrainRequest, identity: Mapping[str, Any], accelerator: Any, *, partly: bool) -> None:
     """Compares the run with the one that its directory holds; see `checkpoints.check_identity`."""
-    state = request.out / STATE_NAME
-    first_alone(accelerator, lambda: checkpoints.check_identity(state, identity, partly=partly))
+    state, names = request.out / STATE_NAME, {"target": request.target}
+    if request.init_from is not None:
+        names["init_from"] = str(request.init_from)
+    first_alone(
+        accelerator,
+        lambda: checkpoints.check_identity(state, identity, partly=partly, names=names, describe=difference_text),
+    )
 
 
 def make_ready(
@@ -180,13 +196,20 @@ def make_ready(
     Raises:
         TrainingDataError: there are too few examples, or no room for their hidden states.
         TrainingConfigError: the head to begin with does not fit.
-        ConfigError: the method cannot be trained beside this target, or the processes cannot share hidden states.
+        ConfigError: the method cannot be trained beside this target, the head could draft nothing of what it wrote, or
+            the processes cannot share hidden states.
     """
     train, held_out = split_examples(gathered.examples, request.held_out, request.settings.seed)
     counts = count_tokens(train, place.text.vocab_size)
     size = request.vocabulary_size(place.text.vocab_size)
     keep = [token for token in place.text.end_ids if token < place.text.vocab_size]
     ids = choose_vocabulary(counts, size, keep[:size])
+    covered, size_for_most = coverage(ids, counts), size_for(counts, MOST, keep)
+    if not covered and not gathered.stand_ins:
+        raise ConfigError(
+            f"with --draft-vocab-size {size} the head could draft nothing of what the target wrote; {size_for_most} "
+            f"tokens would be {MOST:.0%} of it"
+        )
     identified(
         {
             **identity_before_data(request, place),
@@ -225,7 +248,8 @@ def make_ready(
         held_out=held_out,
         train_source=sources[0],
         held_out_source=sources[1],
-        coverage=coverage(ids, counts),
+        coverage=covered,
+        size_for_most=size_for_most,
         warm=warm,
         stored_bytes=sum(
             identity.bytes_per_token * len(example.tokens)

@@ -17,6 +17,7 @@ from .directory import check_directory, one_run_at_a_time
 from .dry_run import Estimate, estimate
 from .memory import peak_bytes, peak_device_bytes
 from .preparation import (
+    MOST,
     Ready,
     check_run,
     gatherer,
@@ -28,6 +29,9 @@ from .processes import make_accelerator
 from .request import TrainRequest
 from .result import TrainResult, evaluations, keep_result, kept_result
 from .show import Watch, training_progress
+
+_LITTLE = 0.5
+"""A head that can draft less of what the target wrote is warned of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +131,18 @@ class _EndedBeforeError(Exception):
 
 def _describe(ready: Ready, note: Note) -> None:
     tokens = sum(len(example.tokens) for example in ready.train)
-    note(
-        f"{len(ready.train)} examples of {tokens} tokens to train on, {len(ready.held_out)} held out; the head can "
-        f"draft {ready.coverage:.1%} of what the target wrote"
-    )
+    found = f"{len(ready.train)} examples of {tokens} tokens to train on, {len(ready.held_out)} held out"
+    note(found + ("" if ready.gathered.stand_ins else f"; {_coverage(ready)}"))
     if ready.warm is not None:
         left = f"; as usual begin {', '.join(ready.warm.left)}" if ready.warm.left else ""
         note(f"begins at another head's {', '.join(ready.warm.taken)}{left}")
+
+
+def _coverage(ready: Ready) -> str:
+    found = f"the head can draft {ready.coverage:.1%} of what the target wrote"
+    if ready.coverage >= _LITTLE:
+        return found
+    return f"{found}, which is little: --draft-vocab-size {ready.size_for_most} would be {MOST:.0%}"
 
 
 def _result(request: TrainRequest, ready: Ready, trained: Trained, identity: dict[str, Any]) -> TrainResult:

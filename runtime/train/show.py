@@ -27,6 +27,10 @@ _NO_BETTER = (
     "the head is the one that training began with: none after it was better. Train on more text, longer, or at another "
     "--learning-rate"
 )
+_LISTED, _FIRST = 8, 4
+"""The most rates that a line has, and the first that stay where there are more."""
+_BAR, _WIDE = 20, 120
+"""Columns of the bar, and of a terminal that has room for it."""
 
 Watch = Callable[[Progress], None]
 
@@ -39,8 +43,13 @@ class Speed:
         self._first: Progress | None = None
         self._weight, self._loss, self._rates = 0.0, 0.0, list[float]()
 
-    def describe(self, progress: Progress) -> str:
-        """One line, after an update."""
+    def describe(self, progress: Progress, room: int | None = None) -> str:
+        """One line, after an update.
+
+        Args:
+            progress: of the run.
+            room: characters that there are; the least important is left out until it fits. None: as many as it takes.
+        """
         if self._first is None:
             self._first, self._began = progress, time.monotonic()
         self._rates = self._rates or [0.0] * len(progress.rates)
@@ -48,10 +57,23 @@ class Speed:
         share = 1.0 / self._weight
         self._loss += share * (progress.loss - self._loss)
         self._rates = [old + share * (new - old) for old, new in zip(self._rates, progress.rates, strict=True)]
-        parts = [f"loss {self._loss:.3f}", f"accepted {_rates(self._rates)}"]
+        most = _LISTED if room is None else _FIRST
+        lines = [
+            self._line(progress, accepted, held_out) for accepted, held_out in ((most, most), (1, 1), (0, 1), (0, 0))
+        ]
+        return next((line for line in lines if room is None or len(line) <= room), lines[-1])
+
+    def _line(self, progress: Progress, accepted: int, held_out: int) -> str:
+        """With so many of the rates that are accepted, and of those that are held out."""
+        parts = [f"loss {self._loss:.3f}"]
+        if accepted:
+            parts.append(f"accepted {_rates(self._rates, accepted)}")
         if progress.held_out is not None:
-            parts.append(f"held out {_rates(progress.held_out.rates)}, {progress.held_out.length:.2f} per round")
+            if held_out:
+                parts.append(f"held out {_rates(progress.held_out.rates, held_out)}")
+            parts.append(f"{progress.held_out.length:.2f} per round")
         seconds = time.monotonic() - self._began
+        assert self._first is not None, "set before"
         steps = progress.position.step - self._first.position.step
         if steps and seconds > 0.0:
             tokens = (progress.position.tokens - self._first.position.tokens) / seconds
@@ -79,16 +101,17 @@ def training_progress(console: Console | None = None, every: float = _LINE_EVERY
         if waiting:
             console.print(waiting, highlight=False, soft_wrap=True)
         return
-    columns = (TextColumn("training"), BarColumn(20), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Bars(*columns, console=console) as bars:
+    before = (TextColumn("training"), BarColumn(_BAR)) if console.width >= _WIDE else ()
+    with Bars(*before, TaskProgressColumn(), TextColumn("{task.description}"), console=console) as bars:
         task = bars.add_task("", total=None)
+        taken = len("100% ") + (len("training ") + _BAR + 1 if before else 0)
 
         def bar(progress: Progress) -> None:
             bars.update(
                 task,
                 completed=progress.position.step,
                 total=progress.total_steps,
-                description=speed.describe(progress),
+                description=speed.describe(progress, console.width - taken),
             )
 
         yield bar
@@ -122,5 +145,12 @@ def _spec(result: TrainResult) -> str:
     )
 
 
-def _rates(rates: Sequence[float]) -> str:
+def _rates(rates: Sequence[float], most: int) -> str:
+    """At most so many; of more, the first and the last."""
+    if len(rates) <= most:
+        return _numbers(rates)
+    return _numbers(rates[:1]) if most == 1 else f"{_numbers(rates[:_FIRST])} .. {rates[-1]:.2f}"
+
+
+def _numbers(rates: Sequence[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates)

@@ -24,6 +24,8 @@ class TargetText:
     """Of the model, which may be larger than the tokenizer's."""
     end_ids: tuple[int, ...]
     """Tokens that end an answer. The first is put behind answers that are given as text; may be empty."""
+    max_positions: int
+    """The most tokens of a text that the model was made for."""
 
     @classmethod
     def of_directory(cls, path: Path) -> TargetText:
@@ -38,7 +40,12 @@ class TargetText:
         own = tokenizer.eos_token_id
         if own is not None:  # what the tokenizer calls its end is what the chat template ends a turn with
             end_ids = (own, *(token for token in end_ids if token != own))
-        return cls(tokenizer=tokenizer, vocab_size=config.vocab_size, end_ids=end_ids)
+        return cls(
+            tokenizer=tokenizer,
+            vocab_size=config.vocab_size,
+            end_ids=end_ids,
+            max_positions=config.max_position_embeddings,
+        )
 
     @property
     def has_chat_template(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 from tiny_models import MODELS, tiny_model
@@ -117,6 +118,26 @@ def test_generation_config_names_the_end_tokens(tmp_path) -> None:
     assert read_config(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert read_config(tmp_path).eos_token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("hf", "error", "message"),
+    [
+        ({}, CheckpointError, "config.json lacks model_type"),
+        ({"model_type": "gpt2"}, UnsupportedModelError, "config.json: model type 'gpt2'; supported"),
+        (
+            {"speculators_model_type": "eagle3"},
+            CheckpointError,
+            "config.json is that of a draft head, not of a model: it has speculators_model_type; name the model",
+        ),
+        ({"model_type": "llama", "draft_vocab_size": 9}, CheckpointError, "config.json is that of a draft head"),
+        ({"model_type": "medusa", "medusa_num_heads": 2}, CheckpointError, "config.json is that of a draft head"),
+    ],
+)
+def test_what_is_no_model_is_named_with_its_path(tmp_path, hf, error, message) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    with pytest.raises(error, match=f"^{re.escape(f'{tmp_path}/{message}')}"):
+        read_config(tmp_path)
 
 
 def test_unknown_family_lists_the_known_ones() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import resource
+import stat
 from pathlib import Path
 
 import pytest
@@ -178,10 +181,44 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         go(tmp_path)
 
 
+@pytest.mark.parametrize(("room", "what"), [(300, "head of update 0"), (2000, "checkpoint of update 1")])
+def test_a_full_disk_is_told_as_such(tmp_path, room, what):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(
+            TrainingError,
+            match=rf"the {what} could not be written to '.*': File too large: it needs \d+ bytes, and \d+ are free",
+        ):
+            go(tmp_path, stop=lambda: True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.rglob("*.part"))
+    assert go(tmp_path).reason == "finished"
+
+
+def test_what_is_written_can_be_read_by_whom_the_umask_lets(tmp_path):
+    mask = os.umask(0o022)
+    try:
+        go(tmp_path, stop=lambda: True)
+    finally:
+        os.umask(mask)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} == {"config.json", "model.safetensors", "checkpoint.pt", LOG_NAME}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o644}
+
+
 def test_another_run_is_told_apart(tmp_path):
     checkpoints.check_identity(tmp_path, {"epochs": 1, "options": [1, 2]})
     checkpoints.check_identity(tmp_path, {"epochs": 1}, partly=True)
     with pytest.raises(CheckpointError, match=r"epochs was 1 and is 2; options was \[1, 2\] and is \[3\]"):
         checkpoints.check_identity(tmp_path, {"epochs": 2, "options": (3,)})
+    # What the user called a value is told, and makes no difference.
+    checkpoints.check_identity(tmp_path, {"epochs": 1, "options": [1, 2]}, names={"options": "those"})
+    checkpoints.check_identity(tmp_path / "named", {"epochs": 1}, names={"epochs": "one"})
+    with pytest.raises(CheckpointError, match="another kind: one, two; ask for"):
+        checkpoints.check_identity(
+            tmp_path / "named", {"epochs": 2}, names={"epochs": "two"}, describe=lambda found: ", ".join(found.names)
+        )
     checkpoints.check_identity(tmp_path / "new", {"epochs": 1}, partly=True)
     assert not (tmp_path / "new").exists()

@@ -30,12 +30,25 @@ def test_texts_become_options():
         ({"decay": "fast"}, r"option decay of dspark must be a number, got 'fast'"),
         ({"causal": "yes"}, r"option causal of dspark must be true or false, got 'yes'"),
         ({"aux_layers": "1,x"}, r"must be integers with commas between or none, got '1,x'"),
+        ({"decay": "nan"}, r"decay must be positive and finite, got nan"),
+        ({"decay": "inf"}, r"decay must be positive and finite, got inf"),
+        ({"confidence_weight": "nan"}, r"confidence_weight must be finite and not negative, got nan"),
+        ({"mask_token": "-1"}, r"mask_token must be a token of the target, got -1"),
         ({"num_drafts": "0"}, r"options of dspark: num_drafts must be at least 1, got 0"),
     ],
 )
 def test_wrong_options_are_named(given, message):
     with pytest.raises(TrainingConfigError, match=message):
         make_options("dspark", DSparkOptions, given)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_option_takes_what_is_not_finite(method, value):
+    for field in option_fields(METHODS[method].options).values():
+        if isinstance(field.default, float):
+            with pytest.raises(TrainingConfigError, match=f"{field.name} must .*, got {value}"):
+                make_options(method, METHODS[method].options, {field.name: value})
 
 
 def test_an_unknown_method_is_named():

@@ -9,6 +9,7 @@ from draftgraph.model_zoo.training.vocabulary import (
     count_tokens,
     coverage,
     draft_to_target,
+    size_for,
     target_to_draft,
 )
 
@@ -49,6 +50,18 @@ def test_coverage():
     assert coverage(torch.tensor([1, 3]), numbers) == 12 / 20
     assert coverage(torch.arange(6), numbers) == 1.0
     assert coverage(torch.tensor([1]), counts(0, 0)) == 1.0
+
+
+def test_the_size_that_a_share_takes():
+    numbers = counts(1, 5, 0, 7, 5, 2)
+    for keep in ((), (2, 0)):
+        for share in (0.05, 0.35, 0.5, 0.9, 1.0):
+            size = size_for(numbers, share, keep)
+            assert coverage(choose_vocabulary(numbers, max(size, len(keep)), keep), numbers) >= share
+            if size > max(1, len(keep)):
+                assert coverage(choose_vocabulary(numbers, size - 1, keep), numbers) < share
+    assert size_for(numbers, 0.9) == 4
+    assert size_for(numbers, 0.9, (2,)) == 5
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@ import collections
 import dataclasses
 import json
 import logging
+import os
 import resource
 import shutil
+import stat
 
 import pytest
 import torch
@@ -210,6 +212,17 @@ def test_room_is_asked_for_before(directory, monkeypatch):
     monkeypatch.undo()
     store.flush()
     check(ShardStore(directory, IDENTITY), range(COUNT))
+
+
+def test_others_can_read_a_shard(directory):
+    mask = os.umask(0o022)
+    try:
+        store = ShardStore(directory, IDENTITY)
+        fill(store, range(COUNT))
+        store.flush()
+    finally:
+        os.umask(mask)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()} == {0o644}
 
 
 def test_a_disk_that_fills_up_while_a_shard_is_written(two_shards):

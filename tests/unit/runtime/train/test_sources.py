@@ -197,6 +197,9 @@ def test_names_that_are_refused(tmp_path):
         (str(tmp_path / "a.csv"), "is neither a .txt nor a .jsonl file; data is"),
         (str(tmp_path / "empty"), "holds no .txt file; data is .*echo, chat, code, humaneval"),
         ("mtbench", "the prompt set 'mtbench' is held out: what is trained here is measured on all of it"),
+        ("mtbench:3", "the prompt set 'mtbench' is held out"),
+        ("humaneval:0", "the number of prompts in 'humaneval:0' must be at least 1"),
+        ("humanevil:3", "there is no data 'humanevil:3': data is .*NAME:COUNT of a prompt set .*humaneval"),
         ("self:", "self:COUNT needs how many prompts"),
         ("self:0", "got 'self:0'"),
         ("self", "got 'self'"),
@@ -231,6 +234,7 @@ def test_files_that_are_not_text(tmp_path, target):
 
 
 def test_prompt_sets(target, monkeypatch):
+    assert prompts("chat:2", target, 1000).items == prompts("chat", target, 1000).items[:2]
     assert prompts("chat", target, 1000).items[0] == target.encode_prompt(
         prompt_sets.load_prompt_set("chat", 1, silent)[0].prompt
     )
@@ -245,6 +249,8 @@ def test_prompt_sets(target, monkeypatch):
     monkeypatch.setattr(held_out, "load_prompt_set", load)
     asked = prompts("humaneval", target).items
     assert asked == tuple(tuple(target.encode_text(f"def f{n}():")) for n in range(40, 164))
+    assert prompts("humaneval:50", target).items == asked[:50]
+    assert prompts("humaneval:999", target).items == asked
     texts = held_out_texts(silent)
     assert len(texts) == 120
     assert texts[0] == "def f0():"

@@ -87,7 +87,13 @@ def test_a_run_that_has_ended_does_nothing(trained, command):
 def test_another_run_is_refused_with_every_difference(trained, command):
     code, _, stderr = command(trained[0], "--epochs", "3", "--option", "step_decay=0.5")
     assert code == 2
-    assert "epochs was 2 and is 3; option step_decay was 0.8 and is 0.5" in stderr
+    assert "--epochs was 2 and is 3; --option step_decay was 0.8 and is 0.5" in stderr
+    code, _, stderr = command(
+        trained[0], "--epochs", "2", "--dtype", "bfloat16", "--option", "anchors=8", method="dflash"
+    )
+    assert code == 2
+    assert "--dtype was float32 and is bfloat16; the method was eagle3 and is dflash" in stderr
+    assert "--option anchors is 8, and the run had no such option" in stderr
     code, _, stderr = command(trained[0], "--epochs", "2", "--max-tokens", "12")
     assert code == 2
     assert "max_tokens is 16 there and 12 now" in stderr
@@ -168,6 +174,23 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
     assert "Traceback" not in stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-length", "999999"), r"--max-length is 999999, but '.*' was made for at most \d+ tokens"),
+        (
+            ("--option", "aux_layers=[1,0,1]"),
+            r"aux_layers must be hidden states that are all different, got \[1, 0, 1\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_target_is_refused_before_it_answers(command, tmp_path, options, message):
+    code, _, stderr = command(tmp_path / "out", *options)
+    assert code == 2
+    assert re.search(message, stderr)
+    assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
 def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.setattr("draftgraph.runtime.train.preparation.available_bytes", lambda device: 900_000)
     code, _, stderr = command(tmp_path / "out")
@@ -175,6 +198,25 @@ def test_a_target_that_does_not_fit_is_refused(command, tmp_path, monkeypatch):
     assert "in float32 needs about" in stderr
     assert "0.9 MB are available" in stderr
     assert not (tmp_path / "out" / "training" / "data-0").exists()
+
+
+def test_a_draft_vocabulary_that_is_too_small_is_told(command, trained, tmp_path):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    options = ("--no-regenerate", "--dry-run", "--draft-vocab-size")
+    code, _, stderr = command(tmp_path / "out", *options, "5", data=answers)
+    assert code == 0, stderr
+    found = re.search(
+        r"can draft ([\d.]+)% of what the target wrote, which is little: --draft-vocab-size (\d+) would be 90%", stderr
+    )
+    assert 0 < float(found[1]) < 50
+    code, _, stderr = command(tmp_path / "out", *options, found[2], data=answers)
+    assert re.search(r"can draft 9\d\.\d% of what the target wrote\n", stderr)
+    # The only token is one that ends an answer, and no answer has it.
+    lines = [{"prompt_ids": [n, 5], "token_ids": [6, 7 + n % 2], "finish": "length"} for n in range(10, 20)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, stderr = command(tmp_path / "out", *options, "1", data=tmp_path / "answers.jsonl")
+    assert code == 2
+    assert "with --draft-vocab-size 1 the head could draft nothing of what the target wrote; 4 tokens" in stderr
 
 
 def test_data_without_text_is_refused(command, tmp_path):
@@ -188,3 +230,15 @@ def test_the_options_of_a_method_can_be_listed(command, tmp_path):
     code, stdout, _ = command(tmp_path / "out", "--option", "help")
     assert code == 0
     assert re.search(r"step_decay=0\.8 +The loss of each step", stdout)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [("eagle3", "--option", "help"), ("--option", "help", "eagle3")])
+def test_the_options_are_listed_without_the_rest_of_a_command(arguments):
+    result = CliRunner().invoke(app, ["train", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert "step_decay=0.8" in result.stdout
+    wrong = CliRunner().invoke(app, ["train", *(part.replace("eagle3", "eagel3") for part in arguments)])
+    assert wrong.exit_code == 2
+    assert "error: no head of method 'eagel3' can be trained (did you mean 'eagle3'?)" in wrong.stderr
+    assert "Missing option" in CliRunner().invoke(app, ["train", "eagle3", "--option", "step_decay=1"]).stderr

@@ -9,7 +9,7 @@ import pytest
 
 from draftgraph.model_zoo.errors import TrainingConfigError
 from draftgraph.model_zoo.training.settings import RATES, TrainingSettings
-from draftgraph.runtime.errors import ConfigError
+from draftgraph.runtime.errors import ConfigError, DraftgraphError
 from draftgraph.runtime.train.directory import check_directory, one_run_at_a_time
 from draftgraph.runtime.train.memory import MemoryNeed, check_fits
 from draftgraph.runtime.train.request import TrainRequest, split_options, with_named
@@ -128,6 +128,20 @@ def test_a_target_that_does_not_fit_says_what_would():
         check_fits(smaller, smaller.bytes - 1_000_000, "big")
     with pytest.raises(ConfigError, match="a smaller target"):
         check_fits(smaller, 1_000_000_000, "big")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("name", ["learning_rate", "clip_norm", "weight_decay", "save_every"])
+def test_settings_are_finite(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*finite.*, got {value}"):
+        TrainingSettings(**{name: value})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_shares_and_temperatures_are_finite(text, value):
+    for name in ("held_out", "temperature"):
+        with pytest.raises(DraftgraphError, match=f"{name} must be .*, got {value}"):
+            request_of(text, **{name: value})
 
 
 def test_each_optimiser_has_a_rate_that_can_be_used():
