@@ -311,7 +311,7 @@ class _Run:
             tokens=position.tokens + tokens,
             seconds=self._before + time.monotonic() - self._began,
         )
-        self._log.write({"step": self._position.step, "tokens": self._position.tokens, "loss": loss, "rates": rates})
+        self._note({"step": self._position.step, "tokens": self._position.tokens, "loss": loss, "rates": rates})
         self._watch(Progress(self._position, total, loss, rates, self._acceptance, parts))
 
     def _not_finite(self, what: str, value: float) -> TrainingError:
@@ -330,7 +330,7 @@ class _Run:
         waited = 0 if better or position.step <= self._settings.warmup_steps else position.stale + 1
         best = found if better else Acceptance(position.best_loss, (position.best - 1.0,))
         self._position = replace(position, best=best.length, best_loss=best.loss, stale=waited)
-        self._log.write(
+        self._note(
             {
                 "step": self._position.step,
                 "tokens": self._position.tokens,
@@ -350,6 +350,11 @@ class _Run:
         """What is sharded over the processes, in one piece in the first one; all must ask for it."""
         accelerator = self._accelerator
         return gathered(value, keep=accelerator.is_main_process) if accelerator.is_fsdp2 else value
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        """Adds a line to the log."""
+        with self._writing("log"):
+            self._log.write(entry)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import resource
@@ -163,6 +164,15 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint_and_the_best_head(t
     assert all(bool(tensor.isfinite().all()) for tensor in load_file(tmp_path / "model.safetensors").values())
     # And the run goes on from there.
     assert go(tmp_path, settings).reason == "finished"
+
+
+def test_a_log_that_cannot_be_written_says_what_stays(tmp_path, monkeypatch):
+    def full(log, entry):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("draftgraph.model_zoo.training.loop._Log.write", full)
+    with pytest.raises(TrainingError, match=r"the log of update 0 could not be written .*No space left on device"):
+        go(tmp_path)
 
 
 def test_what_a_kill_leaves_half_written_is_not_read(tmp_path):
