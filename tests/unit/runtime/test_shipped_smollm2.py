@@ -21,12 +21,13 @@ from draftgraph.runtime.loading import LoadedModel, build_core, load_target
 from draftgraph.runtime.models import model_source
 from draftgraph.runtime.shipped_heads import HEADS_DIRECTORY, ShippedHead, shipped_head
 from draftgraph.runtime.speculative_config import SpeculativeConfig
+from draftgraph.runtime.tokenizer_files import load_tokenizer
 from draftgraph.runtime.train.held_out import HELD_OUT, held_out_texts
 from draftgraph.runtime.train.ship_head import LARGEST_BYTES
 
 TARGET = "smollm2-135m"
 METHODS = ("eagle3", "dflash", "dspark")
-ANSWERS = HEADS_DIRECTORY / TARGET / "answers.jsonl.gz"
+ANSWERS = sorted((HEADS_DIRECTORY / TARGET).glob("*.jsonl.gz"))
 PROMPTS = (
     [{"role": "user", "content": "Give me three tips for learning to cook."}],
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -115,21 +116,28 @@ def test_the_text_is_plain_decoding_s(head, plain):
     loaded.cache_clear()
 
 
-def test_the_training_text_holds_nothing_that_is_measured_on():
-    if not ANSWERS.is_file():
-        pytest.skip(f"there is no training text {ANSWERS}")
+@pytest.mark.models
+@pytest.mark.parametrize("file", ANSWERS, ids=lambda file: file.name)
+def test_the_training_text_holds_nothing_that_is_measured_on(smollm2_path, file):
     for name in HELD_OUT:
         if complete_entry(f"prompts-{name}") is None:
             pytest.skip(f"the prompt set {name} is not in the cache: run `draftgraph bench {TARGET} --prompts {name}`")
     held_out = held_out_texts(silent)
     assert len(held_out) == 120, "MT-bench's 80 first turns and HumanEval's first 40"
-    lines = gzip.decompress(ANSWERS.read_bytes()).decode("utf-8").split("\n")
-    texts = [text for line in lines if line for text in parts_of(json.loads(line))]
+    tokenizer = load_tokenizer(smollm2_path)
+    lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
+    texts = [text for line in lines if line for text in parts_of(json.loads(line), tokenizer)]
     assert len(texts) > 100
     assert overlap(texts, held_out) == ()
 
 
-def parts_of(line: dict[str, Any]) -> tuple[str, str]:
+def test_there_is_training_text():
+    assert ANSWERS
+
+
+def parts_of(line: dict[str, Any], tokenizer: Any) -> tuple[str, str]:
+    if "prompt_ids" in line:  # of text to go on with, which is no chat
+        return tokenizer.decode(line["prompt_ids"], skip_special_tokens=True), line["answer"]
     prompt = line["prompt"]
     asked = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return asked, line["answer"]
