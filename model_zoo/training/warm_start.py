@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def check_warm_start(planned: Trainee, directory: Path) -> None:
 def warm_start(trainee: Trainee, directory: Path) -> WarmStart:
     """Copies the tensors whose names and shapes match.
 
-    Rows that stand for tokens are taken only from a head that drafts the same tokens.
+    Of a head that drafts other tokens, rows that stand for tokens are taken for those that both draft.
 
     Args:
         trainee: changed.
@@ -66,21 +66,43 @@ def warm_start(trainee: Trainee, directory: Path) -> WarmStart:
     except (OSError, SafetensorError) as error:
         raise TrainingConfigError(f"the head to begin with, {str(file)!r}, cannot be read: {error}") from None
     own, exported = trainee.state_dict(), trainee.export_tensors()
-    ids, other = (tensors.get("d2t", tensors.get("token_map")) for tensors in (exported, found))
-    same_tokens = (ids is None and other is None) or (ids is not None and other is not None and torch.equal(ids, other))
-    rows = None if ids is None else len(ids)
+    mine, theirs = _drafted(exported), _drafted(found)
+    same_tokens = (mine is None and theirs is None) or (
+        mine is not None and theirs is not None and torch.equal(mine, theirs)
+    )
     taken = []
     for name, tensor in own.items():
         source = found.get(name)
-        if source is None or source.shape != tensor.shape or not source.is_floating_point():
+        if source is None or not source.is_floating_point():
             continue
-        if not same_tokens and rows is not None and tensor.shape[0] == rows:
+        if not same_tokens and mine is not None and tensor.shape[0] == len(mine):
+            if theirs is None or source.shape != (len(theirs), *tensor.shape[1:]):
+                continue
+            to, of = _common(mine, theirs)
+            tensor[to] = source[of].to(tensor)
+        elif source.shape == tensor.shape:
+            tensor.copy_(source.to(tensor.dtype))
+        else:
             continue
-        tensor.copy_(source.to(tensor.dtype))
         taken.append(name)
     if not taken:
         raise _nothing_fits(directory, found, own)
     return WarmStart(tuple(taken), tuple(name for name in own if name not in taken))
+
+
+def _drafted(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """int64, the target's ids of the tokens that a head drafts; None: of all."""
+    if "d2t" in tensors:
+        return tensors["d2t"].cpu() + torch.arange(len(tensors["d2t"]))
+    return tensors.get("token_map")
+
+
+def _common(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places in two lists of different tokens, of those that both have."""
+    place = torch.full((int(max(mine.max(), theirs.max())) + 1,), -1)
+    place[theirs] = torch.arange(len(theirs))
+    of = place[mine]
+    return (of >= 0).nonzero()[:, 0], of[of >= 0]
 
 
 def _nothing_fits(directory: Path, found: Iterable[str], own: Iterable[str]) -> TrainingConfigError:

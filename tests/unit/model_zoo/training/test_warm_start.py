@@ -10,10 +10,10 @@ from draftgraph.model_zoo.training.warm_start import warm_start
 class Small(Trainee):
     method, num_drafts = "small", 1
 
-    def __init__(self, offset=0):
+    def __init__(self, offset=0, rows=6):
         super().__init__()
         self.fc = torch.nn.Linear(3, 4, bias=False)
-        self.lm_head = torch.nn.Linear(4, 6, bias=False)
+        self.lm_head = torch.nn.Linear(4, rows, bias=False)
         self.offset = offset
 
     def states_of(self, num_layers):
@@ -26,7 +26,7 @@ class Small(Trainee):
         return {}
 
     def export_tensors(self):
-        return {**super().export_tensors(), "d2t": torch.full((6,), self.offset)}
+        return {**super().export_tensors(), "d2t": torch.full((len(self.lm_head.weight),), self.offset)}
 
 
 def saved(head, directory, **changes):
@@ -45,11 +45,20 @@ def test_what_fits_is_taken(tmp_path):
     assert torch.equal(head.lm_head.weight, given.lm_head.weight)
 
 
-def test_rows_of_other_tokens_are_not_taken(tmp_path):
-    given, head = Small(), Small(offset=1)
+def test_of_other_tokens_those_that_both_draft_are_taken(tmp_path):
+    """The given head drafts tokens 0 to 5, the new one tokens 2 to 7."""
+    given, head = Small(), Small(offset=2)
+    begun_with = head.lm_head.weight.clone()
     begun = warm_start(head, saved(given, tmp_path))
-    assert (begun.taken, begun.left) == (("fc.weight",), ("lm_head.weight",))
-    assert not torch.equal(head.lm_head.weight, given.lm_head.weight)
+    assert (begun.taken, begun.left) == (("fc.weight", "lm_head.weight"), ())
+    assert torch.equal(head.lm_head.weight[:4], given.lm_head.weight[2:])
+    assert torch.equal(head.lm_head.weight[4:], begun_with[4:])
+
+
+def test_rows_of_tokens_are_taken_from_a_head_of_more_tokens(tmp_path):
+    given, head = Small(rows=9), Small(offset=3)
+    warm_start(head, saved(given, tmp_path))
+    assert torch.equal(head.lm_head.weight, given.lm_head.weight[3:])
 
 
 def test_a_head_of_which_nothing_fits_is_refused(tmp_path):
