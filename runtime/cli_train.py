@@ -86,7 +86,7 @@ def train(
     num_layers: Annotated[
         int | None,
         typer.Option(
-            help="Of the head, for dflash and dspark; by default the method's, see --option help.",
+            help="Decoder layers of the head, for dflash and dspark; by default the method's, see --option help.",
             rich_help_panel=HEAD,
         ),
     ] = None,
@@ -97,7 +97,8 @@ def train(
         ),
     ] = None,
     intermediate_size: Annotated[
-        int | None, typer.Option(help="Of the head's feed-forward. Default: the target's.", rich_help_panel=HEAD)
+        int | None,
+        typer.Option(help="Inner size of the head's feed-forward. Default: the target's.", rich_help_panel=HEAD),
     ] = None,
     option: Annotated[
         list[str] | None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class FrozenTarget:
         from transformers import AutoModelForCausalLM
 
         self.device, self.dtype, self.name = device, dtype, name
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        with _no_bars():
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
         self._model = model.to(device).eval().requires_grad_(False)
         self._config: Mapping[str, Any] = json.loads((directory / "config.json").read_text())
         self.num_layers = int(self._text("num_hidden_layers"))
@@ -90,6 +92,20 @@ class FrozenTarget:
     def layer_shape(self, intermediate_size: int | None = None) -> LayerShape:
         """The sizes of a head's layers: the target's own, where they are those of plain attention."""
         return layer_shape_of({**self._config, **self._config.get("text_config", {})}, intermediate_size)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would stand between ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 _PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MiMoRMSNorm", "Ernie4_5RMSNorm")
