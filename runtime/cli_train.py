@@ -175,7 +175,7 @@ def train(
     if json_file is not None:
         check_output_file("the JSON file", json_file)
     # What follows needs torch, which takes seconds to import.
-    from ..model_zoo.training.settings import RATES, TrainingSettings
+    from ..model_zoo.training.settings import TrainingSettings
     from .train.request import TrainRequest, split_options, with_named
     from .train.run import dry_run as estimate
     from .train.run import run
@@ -187,7 +187,7 @@ def train(
         settings = TrainingSettings(
             epochs=epochs,
             optimizer=optimizer,
-            learning_rate=RATES.get(optimizer, RATES["muon"]) if learning_rate is None else learning_rate,
+            learning_rate=learning_rate,
             warmup_steps=warmup_steps,
             weight_decay=weight_decay,
             batch_tokens=batch_tokens,

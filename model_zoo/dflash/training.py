@@ -70,11 +70,7 @@ class DFlashTrainee(StateReader):
             aux_layers=options.aux_layers,
             train_head=options.train_head,
         )
-        if options.mask_token >= vocabulary.vocab_size:
-            raise ValueError(
-                f"mask_token must be one of the target's tokens, 0 to {vocabulary.vocab_size - 1}, got "
-                f"{options.mask_token}"
-            )
+        vocabulary.check_target_token("mask_token", options.mask_token)
         self.options = options
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(options.num_layers))

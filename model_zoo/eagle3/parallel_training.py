@@ -51,11 +51,7 @@ class ParallelEagle3Trainee(Eagle3Trainee):
             ValueError: the target has no such mask token.
         """
         super().__init__(target, shape, vocabulary, options)
-        if options.mask_token >= vocabulary.vocab_size:
-            raise ValueError(
-                f"mask_token must be one of the target's tokens, 0 to {vocabulary.vocab_size - 1}, got "
-                f"{options.mask_token}"
-            )
+        vocabulary.check_target_token("mask_token", options.mask_token)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, self.fc.in_features))
 
     def draft_logits(self, batch: TrainingBatch, rows: DraftingRows) -> Iterator[torch.Tensor]:

@@ -39,6 +39,11 @@ class DraftVocabulary(nn.Module):
         """The head's number of each token of the target, -1 where it has none."""
         return self.own[tokens]
 
+    def check_target_token(self, name: str, token: int) -> None:
+        """Raises `ValueError` where an option of this name is no token of the target."""
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"{name} must be one of the target's tokens, 0 to {self.vocab_size - 1}, got {token}")
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """What is exported: d2t, int64 [Vd], the target's id of token i less i, and t2d, bool [V], which tokens can be
         drafted. Nothing where all can.

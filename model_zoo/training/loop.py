@@ -318,7 +318,7 @@ class _Run:
         return TrainingError(
             f"the {what} of update {self._position.step + 1} is {value}: training stops. The checkpoint before "
             f"it and the best head so far stay in {str(self._directory)!r}; a learning rate below "
-            f"{self._settings.learning_rate:g}, or computing in float32, may help, in another directory"
+            f"{self._settings.peak_rate:g}, or computing in float32, may help, in another directory"
         )
 
     def _judge(self, keep: bool = False) -> None:
@@ -328,8 +328,8 @@ class _Run:
         better = keep or found.rank > (position.best, -position.best_loss)
         # While the rate still rises, nothing is to be expected.
         waited = 0 if better or position.step <= self._settings.warmup_steps else position.stale + 1
-        best = found if better else Acceptance(position.best_loss, (position.best - 1.0,))
-        self._position = replace(position, best=best.length, best_loss=best.loss, stale=waited)
+        best, best_loss = (found.length, found.loss) if better else (position.best, position.best_loss)
+        self._position = replace(position, best=best, best_loss=best_loss, stale=waited)
         self._note(
             {
                 "step": self._position.step,

@@ -39,13 +39,13 @@ def make_optimizers(
     if matrices:
         found["matrices"] = (ShardedMuon if sharded else torch.optim.Muon)(
             matrices,
-            lr=settings.learning_rate,
+            lr=settings.peak_rate,
             weight_decay=settings.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         )
     if rest:
         found["rest"] = torch.optim.AdamW(
-            rest, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+            rest, lr=settings.peak_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
         )
     return found
 

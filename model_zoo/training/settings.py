@@ -17,8 +17,8 @@ class TrainingSettings:
     epochs: int = 3
     optimizer: str = "muon"
     """One of `OPTIMIZERS`."""
-    learning_rate: float = RATES["muon"]
-    """At its peak."""
+    learning_rate: float | None = None
+    """At its peak; None: the optimiser's own, of `RATES`, which then stands here."""
     warmup_steps: int = 20
     """It rises linearly for so many updates, then falls to a fiftieth along a cosine."""
     weight_decay: float = 0.01
@@ -41,6 +41,8 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", RATES[self.optimizer])
         for name in ("epochs", "batch_tokens", "batches_per_step", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -56,8 +58,13 @@ class TrainingSettings:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate at its peak."""
+        return RATES[self.optimizer] if self.learning_rate is None else self.learning_rate
+
     def rate(self, step: int, total: int) -> float:
         """The learning rate of update `step`, from 0, of so many."""
         rise = min(1.0, (step + 1) / max(1, self.warmup_steps))
         fall = 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / max(1, total))))
-        return self.learning_rate * rise * fall
+        return self.peak_rate * rise * fall

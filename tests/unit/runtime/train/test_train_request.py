@@ -147,4 +147,6 @@ def test_shares_and_temperatures_are_finite(text, value):
 def test_each_optimiser_has_a_rate_that_can_be_used():
     assert TrainingSettings().learning_rate == RATES["muon"] > RATES["adamw"]
     for optimizer, rate in RATES.items():
+        assert TrainingSettings(optimizer=optimizer).learning_rate == rate
+        assert TrainingSettings(optimizer=optimizer, learning_rate=rate) == TrainingSettings(optimizer=optimizer)
         assert TrainingSettings(optimizer=optimizer, learning_rate=rate).rate(1000, 2000) < rate
