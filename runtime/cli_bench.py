@@ -62,7 +62,12 @@ def bench(
         typer.Option(help="Requests per second, at random times, instead of --concurrency.", rich_help_panel=LOAD),
     ] = None,
     repeats: Annotated[int, typer.Option(help="How often every prompt is asked.", rich_help_panel=LOAD)] = 2,
-    timeout: Annotated[float, typer.Option(help="The most seconds of an answer.", rich_help_panel=LOAD)] = 120.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="The most seconds of an answer. Default: 120; no bound with --acceptance-only.", rich_help_panel=LOAD
+        ),
+    ] = None,
     peer: Annotated[
         list[str] | None, typer.Option(help="transformers: the same prompts through its generate, side by side.")
     ] = None,
@@ -141,9 +146,9 @@ def bench(
         concurrency=concurrency,
         arrival_rate=arrival_rate,
         repeats=repeats,
-        timeout=timeout,
         peers=tuple(peer or ()),
         assistant=assistant,
+        **({} if timeout is None else {"timeout": timeout}),
     )
     engine_options = {
         "dtype": dtype,

@@ -26,6 +26,8 @@ SCHEMA = "draftgraph-acceptance"
 SCHEMA_VERSION = 1
 ROWS = 8
 """Prompts that are answered at once unless the options say otherwise."""
+UNBOUNDED = 7 * 24 * 3600.0
+"""Seconds of an answer, a week: what is not timed is not cut off, so that a slow machine counts the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,10 @@ def _answer_all(contender: EngineContender, ready: Bench, progress: ProgressCall
 
 
 def acceptance_options(**options: Any) -> BenchOptions:
-    """Options of a bench that only counts: several rows and one repeat, unless they are given."""
-    return BenchOptions(**{**options, "concurrency": options.get("concurrency") or ROWS, "repeats": 1})
+    """Options of a bench that only counts: one repeat, and unless they are given several rows and no timeout."""
+    return BenchOptions(
+        **{"timeout": UNBOUNDED, **options, "concurrency": options.get("concurrency") or ROWS, "repeats": 1}
+    )
 
 
 def _without_times(figures: Figures) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def test_counting_alone(run, tiny_model_path, tmp_path):
     assert code == 0
     for word in ("echo", "chat", "ngram K=4", "tokens per round", "at position 1, 2, ..."):
         assert word in out
-    assert json.loads((tmp_path / "acceptance.json").read_text())["schema"] == "draftgraph-acceptance"
+    document = json.loads((tmp_path / "acceptance.json").read_text())
+    assert document["schema"] == "draftgraph-acceptance"
+    assert document["settings"]["timeout"] >= 24 * 3600
 
 
 @pytest.mark.parametrize(

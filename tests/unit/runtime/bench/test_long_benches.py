@@ -166,6 +166,9 @@ def test_counting_alone(tiny_model_path, heads):
             assert 1.0 <= figures["tokens_per_round"] <= depth + 1
             assert len(figures["acceptance_by_position"]) <= depth
             assert "tokens_per_second" not in figures
+    # What is not timed is not cut off, unless the user says when.
+    assert document["settings"]["timeout"] >= 24 * 3600
+    assert acceptance_options(timeout=5.0).timeout == 5.0
     # Greedy texts are those of one prompt at a time.
     alone = measure_acceptance(prepare(tiny_model_path, acceptance_options, concurrency=1), lambda *_: None)
     texts = [{answer.key: answer.token_ids for answer in one.methods[0].answers} for one in (report, alone)]
