@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import CheckpointError
+from .json_text import parse_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -32,10 +32,10 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, or is no JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
@@ -59,11 +59,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         header.pop("__metadata__", None)
         tensors = {name: _stored(path, entry) for name, entry in header.items()}
         end = _end(header.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path} has a damaged safetensors header: {error!r}") from None
     if 8 + length + end != size:
         raise CheckpointError(f"{path} is truncated: its header tells of {8 + length + end} bytes, it has {size}")

@@ -103,7 +103,9 @@ def _how_made(note: dict[str, Any]) -> list[tuple[str, str | None]]:
     held_out = note.get("held_out") or {}
     length = held_out.get("mean_acceptance_length")
     by_position = " ".join(f"{rate:.0%}" for rate in held_out.get("acceptance_by_position") or ())
-    measured = f"tokens per round ({by_position} by position) on {held_out.get('what')}"
+    drafts = held_out.get("num_speculative_tokens")
+    how = f"{f'K = {drafts}: ' if drafts else ''}{by_position} by position"
+    measured = f"tokens per round ({how}) on {held_out.get('what')}"
     seed = note.get("seed")
     return [
         ("held-out acceptance", f"{length:.2f} {measured}" if length else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+
+_OF_THE_PLACE = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""What is wrong with a file or a disk that the user named, whatever the program did there."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -44,7 +57,8 @@ DebugOption = Annotated[
 def readable_errors(command: _Command) -> _Command:
     """Turns what a command raises into one line on standard error and an exit code.
 
-    2 for errors that draftgraph itself defines, which a user can act on; 1 for any other; 130 for Ctrl-C.
+    2 for errors that draftgraph itself defines and for files and disks that cannot be used, which a user can act on;
+    1 for any other; 130 for Ctrl-C.
     """
 
     @functools.wraps(command)
@@ -65,6 +79,9 @@ def readable_errors(command: _Command) -> _Command:
                 raise
             message = " ".join(str(error).split())
             kind = type(error)
+            if isinstance(error, OSError) and error.errno in _OF_THE_PLACE and error.filename is not None:
+                typer.echo(f"error: {str(error.filename)!r}: {error.strerror}", err=True)
+                raise typer.Exit(EXIT_REFUSED) from None
             if kind.__module__.split(".")[0] == __package__.split(".")[0]:
                 typer.echo(f"error: {message}", err=True)
                 raise typer.Exit(EXIT_REFUSED) from None

@@ -109,8 +109,12 @@ def train(
         ),
     ] = None,
     init_from: Annotated[
-        Path | None,
-        typer.Option(help="An exported head to begin at, tensor by tensor where they fit.", rich_help_panel=HEAD),
+        str | None,
+        typer.Option(
+            help="An exported head to begin at, tensor by tensor where they fit: its directory, or METHOD@TARGET of "
+            "one that comes with draftgraph.",
+            rich_help_panel=HEAD,
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the examples.", rich_help_panel=LEARNING)] = 3,
     learning_rate: Annotated[
@@ -176,6 +180,7 @@ def train(
         check_output_file("the JSON file", json_file)
     # What follows needs torch, which takes seconds to import.
     from ..model_zoo.training.settings import TrainingSettings
+    from .shipped_heads import shipped_directory
     from .train.request import TrainRequest, split_options, with_named
     from .train.run import dry_run as estimate
     from .train.run import run
@@ -217,7 +222,7 @@ def train(
         states_dir=states_dir,
         draft_vocab_size=draft_vocab_size,
         intermediate_size=intermediate_size,
-        init_from=init_from,
+        init_from=None if init_from is None else shipped_directory(init_from) or Path(init_from),
         learn_prompts=learn_prompts,
         drop_held_out=drop_held_out,
         held_out=held_out,

@@ -7,7 +7,6 @@ made. TARGET is an alias of a model, METHOD a key of `METHODS`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from .. import model_zoo
 from ..model_zoo.errors import CheckpointError
+from ..model_zoo.json_text import parse_json
 from .cache import entry_path
 from .errors import ConfigError, ModelNotFoundError
 from .models import ALIASES, resolve_model
@@ -148,9 +148,20 @@ def resolve_head(name: str, progress: ProgressCallback | None = None) -> Path:
     Raises:
         ModelNotFoundError, FetchError: there is no such model, or it could not be brought here.
     """
+    return shipped_directory(name) or resolve_model(name, progress=progress, pickles=True)
+
+
+def shipped_directory(name: str) -> Path | None:
+    """The directory of a head that comes with draftgraph, "METHOD@TARGET"; None for a name of another form.
+
+    A directory of that name in the current folder comes before the head.
+
+    Raises:
+        ModelNotFoundError: it has that form, and there is no such head.
+    """
     match = _NAME.fullmatch(name)
-    if match is None or Path(name).expanduser().is_dir():
-        return resolve_model(name, progress=progress, pickles=True)
+    if match is None or Path(name).is_dir():
+        return None
     head = shipped_head(match["target"], match["method"])
     if head is None:
         raise ModelNotFoundError(f"no draft head {name!r} comes with draftgraph; there are heads for {_described()}")
@@ -160,7 +171,7 @@ def resolve_head(name: str, progress: ProgressCallback | None = None) -> Path:
 def read_note(directory: Path) -> dict[str, Any] | None:
     """What head.json says of how a head was made; None of a directory without one, or with a broken one."""
     try:
-        note = json.loads((directory / NOTE_NAME).read_text(encoding="utf-8"))
+        note = parse_json((directory / NOTE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return note if isinstance(note, dict) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ..kernels.attention_backends import BACKENDS, canonical_backend
 from ..kernels.suffix_index import LONGEST
 from ..model_zoo.draft_config import NUMBERINGS
+from ..model_zoo.json_text import parse_json
 from .checks import check_bool, check_choice, check_integer, check_number
 from .errors import ConfigError, NotAvailableError
 from .speculative_methods import (
@@ -440,8 +440,8 @@ def _checked_methods(given: object) -> str | tuple[str, ...]:
 
 def _parse_json(text: str) -> object:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise ConfigError(
             f"speculative_config is not JSON ({error}): {text!r}; an example: "
             '{"method": "ngram", "num_speculative_tokens": 8}'

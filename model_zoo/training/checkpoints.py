@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
+from ..safetensors_files import read_json
 from .files import replace_file
 
 _NAME, _IDENTITY = "checkpoint.pt", "run.json"
@@ -88,10 +89,12 @@ def check_identity(
             part.write_text(json.dumps({**plain, _CALLED: dict(names)}, indent=2) + "\n", encoding="utf-8")
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = read_json(path)
+        called = found.pop(_CALLED, {})
+        if not isinstance(called, dict):
+            raise CheckpointError(f"{_CALLED!r} in it is no JSON object")
+    except CheckpointError as error:
         raise CheckpointError(f"{path} is damaged ({error}): remove {directory} to begin anew") from None
-    called = found.pop(_CALLED, {})
     different = [
         Difference(
             name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,17 @@ def replace_file(path: Path, need: int | None = None) -> Iterator[Path]:
         raise OSError(cause.errno, f"{cause.strerror}: it needs {need} bytes, and {free} are free") from None
 
 
+def remove_unfinished(directory: Path) -> None:
+    """Removes what `replace_file` was writing in a directory when its process was killed.
+
+    No other process may be writing there.
+    """
+    for left in directory.glob(".*.part"):
+        if _UNFINISHED.fullmatch(left.name):
+            left.unlink(missing_ok=True)
+
+
+_UNFINISHED = re.compile(r"\..+\.\d+\.part")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """There is no room, of the disk's, of the user's, or in one file."""
 

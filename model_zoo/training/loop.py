@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..json_text import parse_json
 from . import checkpoints
 from .batch import TrainingBatch, plan_batches
 from .checkpoints import Position
@@ -387,7 +388,7 @@ class _Log:
             kept = []
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                 except ValueError:  # cut short by a kill
                     break
                 if entry["step"] > step or step == 0:

@@ -98,7 +98,10 @@ def _read(kind: Any, text: str) -> Any:
         return text.lower() == "true"
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        return tuple(_read(inner, part.strip()) for part in text.strip("()[]").split(",") if part.strip())
+        found = tuple(_read(inner, part.strip()) for part in text.strip("()[]").split(",") if part.strip())
+        if not found:
+            raise ValueError("an empty list")
+        return found
     return kind(text)
 
 

@@ -320,24 +320,36 @@ class ShardStore:
 
     def _whole_file(self, file: Path, write: Callable[[Path], None], need: int) -> None:
         """Makes a file that is there whole or not at all, also after a power failure."""
-        place: Path | None = None
+        place = self.directory / f"{_UNFINISHED}{self._rank}-{uuid.uuid4().hex}"
         try:
-            place = self.directory / f"{_UNFINISHED}{self._rank}-{uuid.uuid4().hex}"
             write(place)
-            place.replace(file)
+            try:
+                place.replace(file)
+            except FileNotFoundError:  # another run that began here meanwhile took it for one that was left
+                write(place)
+                place.replace(file)
             _flush_directory(self.directory)
         except OSError as error:
-            free = shutil.disk_usage(self.directory).free
+            reason = f"{str(file)!r} could not be written: {error.strerror or error}"
             raise TrainingDataError(
-                f"{str(file)!r} could not be written: {error.strerror or error}; it needs {need} bytes, and {free} are "
-                "free. Make room and start again: what was written before is kept"
+                f"{reason}; it needs {need} bytes, and {self._free()} are free. Make room and start again: what was "
+                "written before is kept"
             ) from None
         finally:
-            if place is not None:
+            with contextlib.suppress(OSError):
                 place.unlink(missing_ok=True)
 
+    def _free(self) -> int:
+        """Bytes that are free on the disk."""
+        try:
+            return shutil.disk_usage(self.directory).free
+        except OSError as error:
+            raise TrainingDataError(
+                f"{str(self.directory)!r}, where hidden states are kept, can be used no more: {error.strerror}"
+            ) from None
+
     def _require_free(self, need: int) -> None:
-        free = shutil.disk_usage(self.directory).free
+        free = self._free()
         if free < need:
             raise TrainingDataError(
                 f"the hidden states need {need} bytes ({need / 1e9:.2f} GB) in {str(self.directory)!r}, and {free} "

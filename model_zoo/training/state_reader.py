@@ -39,13 +39,16 @@ class StateReader(TargetTrainee):
             train_head: the head to the vocabulary learns too; otherwise it stays the target's rows.
 
         Raises:
-            ValueError: the target has no such hidden states or another width, or a state is named twice.
+            ValueError: the target has no such hidden states or another width, or none or one twice is named.
         """
         super().__init__(target, vocabulary, num_drafts=num_drafts)
         width, layers = target.embedding.shape[1], int(target.config["num_hidden_layers"])
         if shape.hidden_size != width:
             raise ValueError(f"the head's hidden size must be the target's, {width}, got {shape.hidden_size}")
-        states = aux_layers or tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
+        published = tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
+        states = published if aux_layers is None else aux_layers
+        if not states:
+            raise ValueError("aux_layers must name at least one hidden state of the target, or be none")
         if any(not 0 <= state < layers for state in states):
             raise ValueError(f"aux_layers must be hidden states 0 to {layers - 1} of the target, got {list(states)}")
         if len(set(states)) < len(states):

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...model_zoo.json_text import parse_json
+
 logger = logging.getLogger(__name__)
 
 _LEAST = 1e-6
@@ -94,7 +96,7 @@ def monotone(values: Sequence[float]) -> tuple[float, ...]:
 def load_costs(path: Path, key: str) -> CostTable | None:
     """The table that was kept for a key, or None: there is none, or it cannot be read, which the log says."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = parse_json(path.read_text(encoding="utf-8"))
         return CostTable.parse(kept["costs"]) if kept["key"] == key else None
     except FileNotFoundError:
         return None

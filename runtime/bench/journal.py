@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...model_zoo.json_text import parse_json
 from ..errors import ConfigError
 from .records import Answer, Pass
 
@@ -42,7 +43,7 @@ class Journal:
             file.write_text(json.dumps(head) + "\n", encoding="utf-8")
             return cls(file, {})
         try:
-            found, *entries = [json.loads(line) for line in lines]
+            found, *entries = [parse_json(line) for line in lines]
             known = found["schema"] == SCHEMA
             passes = {(int(entry["group"]), entry["method"]): _pass(entry) for entry in entries} if known else {}
         except (ValueError, KeyError, TypeError):

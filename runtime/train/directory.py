@@ -9,6 +9,7 @@ from pathlib import Path
 
 import filelock
 
+from ...model_zoo.training.files import remove_unfinished
 from ...model_zoo.training.loop import STATE_NAME
 from ..errors import ConfigError
 
@@ -22,16 +23,7 @@ def check_directory(out: Path) -> None:
     Raises:
         ConfigError: it is no directory, takes no file, or holds a model that no run there made.
     """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is a file; a directory is expected")
-    parent = next(place for place in (out, *out.resolve().parents) if place.is_dir())
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"--out {str(out)!r} cannot be written: {str(parent)!r} takes no file: {error.strerror}"
-        ) from None
+    check_takes_files("--out", out)
     begun = (out / STATE_NAME / RUN_NAME).exists()
     found = [name for name in ("config.json", "model.safetensors") if (out / name).exists()]
     if found and not begun:
@@ -41,9 +33,31 @@ def check_directory(out: Path) -> None:
         )
 
 
+def check_takes_files(flag: str, directory: Path) -> None:
+    """Refuses a directory that could not be made, or written to, before anything is loaded. It need not exist.
+
+    Args:
+        flag: what messages call it.
+        directory: not touched.
+
+    Raises:
+        ConfigError: it, or what is to hold it, is a file or takes no file.
+    """
+    try:
+        there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+        if there == directory and not there.is_dir():
+            raise ConfigError(f"{flag} {str(directory)!r} is a file; a directory is expected")
+        if not there.is_dir():
+            raise ConfigError(f"{flag} {str(directory)!r} cannot be made: {str(there)!r} is a file")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{flag} {str(directory)!r} cannot be written: {error.strerror}") from None
+
+
 @contextlib.contextmanager
 def one_run_at_a_time(out: Path) -> Iterator[None]:
-    """Keeps a second run out of a directory.
+    """Keeps a second run out of a directory, and removes what a killed one was writing there.
 
     Raises:
         ConfigError: there is one.
@@ -59,6 +73,8 @@ def one_run_at_a_time(out: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise ConfigError(f"another process is training into {str(out)!r}") from None
     try:
+        for place in (out, state):
+            remove_unfinished(place)
         yield
     finally:
         lock.release()

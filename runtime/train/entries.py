@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...model_zoo.json_text import parse_json
 from ..bench.prompt_sets import BUILT_IN, PUBLISHED, load_prompt_set, split_limit
 from ..errors import ConfigError
 from ..progress import ProgressCallback
@@ -154,7 +155,7 @@ def _of_lines(file: Path) -> Iterator[Entry]:
             continue
         where = f"line {number} of {str(file)!r}"
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise ConfigError(f"{where} is not JSON: {error}") from None
         if not isinstance(value, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 import filelock
 
+from ...model_zoo.json_text import parse_json
 from ..errors import ConfigError
 from ..output_files import check_output_file
 
@@ -98,7 +99,7 @@ class Journal:
 
     def _value(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            value = json.loads(line.decode("utf-8"))
+            value = parse_json(line.decode("utf-8"))
         except ValueError as error:
             raise ConfigError(
                 f"line {number} of {str(self.file)!r} is damaged ({error}): repair or remove the file"

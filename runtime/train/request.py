@@ -82,7 +82,10 @@ class TrainRequest:
             )
         check_number(ConfigError, "held_out", self.held_out, 0.0, 0.9, low_included=False)
         if self.init_from is not None and not (self.init_from / "model.safetensors").is_file():
-            raise ConfigError(f"--init-from {str(self.init_from)!r} is no exported head: it has no model.safetensors")
+            raise ConfigError(
+                f"--init-from {str(self.init_from)!r} is no exported head: a directory with a model.safetensors is "
+                "expected"
+            )
 
     @property
     def head_options(self) -> Any:

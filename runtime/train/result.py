@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...model_zoo.json_text import parse_json
 from ...model_zoo.training.files import replace_file
 from ...model_zoo.training.loop import LOG_NAME, STATE_NAME, Acceptance
 from .directory import RESULT_NAME
@@ -68,7 +69,7 @@ def keep_result(result: TrainResult) -> None:
 def kept_result(out: Path) -> TrainResult | None:
     """What a run that has ended came to; None if it has not."""
     try:
-        return TrainResult.from_json(json.loads((out / STATE_NAME / RESULT_NAME).read_text(encoding="utf-8")))
+        return TrainResult.from_json(parse_json((out / STATE_NAME / RESULT_NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

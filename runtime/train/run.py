@@ -13,7 +13,7 @@ from typing import Any
 from ...model_zoo.training.loop import Trained, train
 from ..progress import ProgressCallback, terminal_progress
 from .data import Note
-from .directory import check_directory, one_run_at_a_time
+from .directory import check_directory, check_takes_files, one_run_at_a_time
 from .dry_run import Estimate, estimate
 from .memory import peak_bytes, peak_device_bytes
 from .preparation import (
@@ -56,7 +56,7 @@ def run(request: TrainRequest, note: Note) -> Ended:
     Raises:
         DraftgraphError, TrainingConfigError, TrainingDataError, CheckpointError, TrainingError: see the parts.
     """
-    check_directory(request.out)
+    check_directories(request)
     accelerator = make_accelerator(request.device, request.settings.batches_per_step)
     main = accelerator.is_main_process
     with contextlib.ExitStack() as stack:
@@ -111,7 +111,7 @@ def dry_run(request: TrainRequest, note: Note) -> Estimate:
     Raises:
         ConfigError, TrainingConfigError, TrainingDataError: see `run`.
     """
-    check_directory(request.out)
+    check_directories(request)
     accelerator = make_accelerator(request.device, request.settings.batches_per_step)
     with terminal_progress() as progress:
         place = look_at_target(request, accelerator, progress)
@@ -119,6 +119,17 @@ def dry_run(request: TrainRequest, note: Note) -> Estimate:
         ready = make_ready(request, place, gathered, accelerator, progress=progress, keeps_states=False)
     _describe(ready, note)
     return estimate(request, ready, accelerator)
+
+
+def check_directories(request: TrainRequest) -> None:
+    """Refuses directories that the run could not write to.
+
+    Raises:
+        ConfigError: one cannot be written to, or `--out` holds something else.
+    """
+    check_directory(request.out)
+    if request.states != "online":
+        check_takes_files("--states-dir", request.states_directory)
 
 
 class _EndedBeforeError(Exception):

@@ -14,7 +14,7 @@ from ..errors import ConfigError, RequestError
 from ..progress import ProgressCallback
 from ..prompts import Message, Prompt
 from .entries import ACCEPTED, Entry, read_entries, self_made_count
-from .target_text import TargetText
+from .target_text import EmptyAnswerError, TargetText
 
 Tokens = tuple[int, ...]
 _Item = TypeVar("_Item", bound=Hashable)
@@ -31,6 +31,8 @@ class Loaded(Generic[_Item]):
     """Dropped because they were there before."""
     too_long: int
     """Dropped because nothing of the answer lies within max_length, or no room is left for one."""
+    empty: int
+    """Dropped because the answer has no text."""
     cut: int
     """Examples of which only the beginning is kept."""
 
@@ -41,6 +43,7 @@ class Loaded(Generic[_Item]):
             for count, what in (
                 (self.duplicates, "duplicates dropped"),
                 (self.too_long, "dropped as too long"),
+                (self.empty, "dropped as their answers are empty"),
                 (self.cut, "cut to max_length"),
             )
             if count
@@ -114,12 +117,15 @@ def _load(
     fit: Callable[[_Item], _Item | None],
 ) -> Loaded[_Item]:
     seen: dict[_Item, None] = {}
-    duplicates = too_long = cut = found = characters = 0
+    duplicates = too_long = empty = cut = found = characters = 0
     for entry in entries:
         found += 1
         characters += len(entry.text or "")
         try:
             items = list(of_entry(entry))
+        except EmptyAnswerError:
+            empty += 1
+            continue
         except RequestError as error:
             raise ConfigError(f"{entry.where}: {error}") from None
         for item in items:
@@ -137,9 +143,11 @@ def _load(
                 f"all {too_long} {what} of {data!r} are too long: a max_length of {max_length} tokens leaves no room "
                 "for an answer; raise it"
             )
+        if empty:
+            raise ConfigError(f"{data!r} holds no usable text: the answers of {empty} of its {found} entries are empty")
         texts = f" with {characters} characters of text" if characters else ""
         raise ConfigError(f"{data!r} holds no usable text: {found} entries{texts} were found; {ACCEPTED}")
-    return Loaded(items=tuple(seen), duplicates=duplicates, too_long=too_long, cut=cut)
+    return Loaded(items=tuple(seen), duplicates=duplicates, too_long=too_long, empty=empty, cut=cut)
 
 
 def _not_self_made(data: str) -> str:

@@ -15,6 +15,10 @@ from ..prompts import Message, Prompt, chat_or_text, check_messages, encode_prom
 from ..tokenizer_files import load_tokenizer
 
 
+class EmptyAnswerError(RequestError):
+    """An answer without text, of which nothing can be learnt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetText:
     """A target's tokenizer and the tokens that end its answers; no weights."""
@@ -74,8 +78,11 @@ class TargetText:
         """A prompt with an answer that is given as text, closed with the token that ends an answer.
 
         Raises:
-            RequestError: either is no text or cannot be encoded, or the answer is empty.
+            RequestError: either is no text or cannot be encoded.
+            EmptyAnswerError: the answer is empty or blank.
         """
+        if not answer.strip():
+            raise EmptyAnswerError("the answer is empty")
         if not isinstance(prompt, str) and isinstance(prompt[0], dict):
             return self.chat([*prompt, {"role": "assistant", "content": answer}])
         ids = self.encode_prompt(prompt)
@@ -92,11 +99,14 @@ class TargetText:
 
         Raises:
             RequestError: there is no turn of the assistant, or the template does not let the model begin it.
+            EmptyAnswerError: no turn of the assistant has text. One that has none among others counts as context.
         """
         check_messages(messages)
         turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if not turns or turns[0] == 0:
             raise RequestError("a chat needs a turn of the assistant, after one of the user")
+        if all(_is_blank(messages[turn]) for turn in turns):
+            raise EmptyAnswerError("the turns of the assistant are empty")
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
         written = ""
@@ -110,7 +120,8 @@ class TargetText:
             own = self._own_length(tokens[len(context) :])
             if not own:
                 break
-            spans.append((len(context), len(context) + own))
+            if not _is_blank(messages[turn]):
+                spans.append((len(context), len(context) + own))
         if not spans:
             raise RequestError(
                 "the target's chat template does not write the assistant's turn behind where it lets the model begin, "
@@ -130,3 +141,8 @@ class TargetText:
         """How many tokens of a turn the model wrote: the template may write more behind the one that ends it."""
         last = max((place for place, token in enumerate(answer) if token in self.end_ids), default=len(answer) - 1)
         return last + 1
+
+
+def _is_blank(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, str) and not content.strip()

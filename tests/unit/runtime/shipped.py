@@ -19,7 +19,12 @@ from draftgraph.runtime.train.ship_head import ship_head
 
 TARGET = "a-small-model"
 METHODS = ("dflash", "dspark", "eagle3")
-HELD_OUT = {"what": "nothing", "mean_acceptance_length": 1.5, "acceptance_by_position": [0.4, 0.1]}
+HELD_OUT = {
+    "what": "nothing",
+    "num_speculative_tokens": 3,
+    "mean_acceptance_length": 1.5,
+    "acceptance_by_position": [0.4, 0.1],
+}
 
 
 def trainees(target: Path) -> list[Trainee]:

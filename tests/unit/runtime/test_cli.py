@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import re
@@ -309,6 +310,12 @@ class TestGenerate:
         code, _, err = run("generate", "m", "x")
         assert code == 1
         assert err == "internal error: ZeroDivisionError: division by zero (--debug shows the traceback)\n"
+
+    def test_a_file_that_cannot_be_used_is_no_defect(self, run, engine):
+        engine.error = OSError(errno.ENOSPC, "No space left on device", "a file")
+        assert run("generate", "m", "x")[::2] == (2, "error: 'a file': No space left on device\n")
+        engine.error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a file")
+        assert run("generate", "m", "x")[0] == 1
 
     def test_debug_raises(self, engine, monkeypatch):
         engine.error = RequestError("wrong")

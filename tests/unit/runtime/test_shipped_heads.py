@@ -183,7 +183,7 @@ class TestNames:
         assert (report["method"], report["num_speculative_tokens"], report["mismatch"]) == ("dspark", 3, None)
         assert report["note"]["target"]["alias"] == TARGET
         shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
-        assert "held-out acceptance   3.50 tokens per round (40% 10% by position) on nothing" in shown
+        assert "held-out acceptance   3.50 tokens per round (K = 3: 40% 10% by position) on nothing" in shown
         assert "trained by" in shown
         missing = CliRunner().invoke(app, ["inspect", "eagle3@gpt"])
         assert missing.exit_code == 2

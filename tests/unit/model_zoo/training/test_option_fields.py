@@ -29,6 +29,7 @@ def test_texts_become_options():
         ),
         ({"decay": "fast"}, r"option decay of dspark must be a number, got 'fast'"),
         ({"causal": "yes"}, r"option causal of dspark must be true or false, got 'yes'"),
+        ({"aux_layers": " "}, r"must be integers with commas between or none, got ' '"),
         ({"aux_layers": "1,x"}, r"must be integers with commas between or none, got '1,x'"),
         ({"decay": "nan"}, r"decay must be positive and finite, got nan"),
         ({"decay": "inf"}, r"decay must be positive and finite, got inf"),

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from draftgraph.model_zoo.errors import TrainingDataError
+from draftgraph.model_zoo.training import shards as shards_module
 from draftgraph.model_zoo.training.fingerprint import fingerprint
+from draftgraph.model_zoo.training.shard_files import write_shard
 from draftgraph.model_zoo.training.shards import MANIFEST_NAME, ShardStore, StateIdentity
 
 COUNT = 7
@@ -164,6 +166,31 @@ def test_what_a_killed_writer_left_is_removed(two_shards):
     (two_shards / ".writing-1-abc").write_bytes(b"of another process that may be alive")
     assert ShardStore(two_shards, IDENTITY).missing() == [3, 6]
     assert sorted(file.name for file in two_shards.glob(".*")) == [".writing-1-abc"]
+
+
+def test_a_run_that_begins_meanwhile_loses_nothing_of_another(two_shards, monkeypatch):
+    """It takes what the other is writing for what a killed one left."""
+    store = ShardStore(two_shards, IDENTITY)
+    fill(store, [3, 6])
+    begun = []
+
+    def write(place, tensors, metadata):
+        write_shard(place, tensors, metadata)
+        if not begun:
+            begun.append(ShardStore(two_shards, IDENTITY))
+            assert not place.exists()
+
+    monkeypatch.setattr(shards_module, "write_shard", write)
+    store.flush()
+    check(ShardStore(two_shards, IDENTITY), range(COUNT))
+
+
+def test_a_directory_that_vanishes(two_shards):
+    store = ShardStore(two_shards, IDENTITY)
+    fill(store, [3])
+    shutil.rmtree(two_shards)
+    with pytest.raises(TrainingDataError, match="can be used no more: No such file"):
+        store.flush()
 
 
 @pytest.mark.parametrize(

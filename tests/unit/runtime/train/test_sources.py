@@ -132,9 +132,24 @@ def test_long_answers_are_cut_and_long_prompts_dropped(tmp_path, target):
     assert found.summary() == "2 used, 1 duplicates dropped, 1 dropped as too long, 1 cut to max_length"
 
 
+def test_empty_answers_are_dropped(tmp_path, target):
+    full, blank = {"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": " \n"}
+    turns = {"messages": [user("d"), assistant(""), user("e"), assistant("f")]}
+    nothing = {"messages": [user("d"), assistant(" ")]}
+    as_text = {"prompt_ids": [5, 6], "answer": ""}
+    found = examples(lines(tmp_path, full, blank, turns, nothing, as_text), target)
+    assert found.summary() == "2 used, 3 dropped as their answers are empty"
+    assert found.items[0] == target.answered([user("a")], "b")
+    (span,) = found.items[1].answer  # the empty turn is context
+    assert target.tokenizer.decode(found.items[1].tokens[slice(*span)]).startswith("f")
+    with pytest.raises(ConfigError, match="no usable text: the answers of 2 of its 2 entries are empty"):
+        examples(lines(tmp_path, blank, nothing), target)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("[" * 100_000, r"line 2 of '.*data.jsonl' is not JSON: its lists and objects lie too deep"),
         ("{", r"line 2 of '.*data.jsonl' is not JSON: "),
         ([1], r"line 2 of .* is not a JSON object, but \[1\]; a line holds one of 'prompt'"),
         ({"text": "x"}, "line 2 of .* holds 'text'; a line holds one of 'prompt', a text, 'messages'"),

@@ -99,6 +99,16 @@ def test_another_run_is_refused_with_every_difference(trained, command):
     assert "max_tokens is 16 there and 12 now" in stderr
 
 
+@pytest.mark.parametrize("content", ["[]", "{", '{"called": 3}', "[" * 100_000])
+def test_a_note_of_the_run_that_is_damaged(command, tmp_path, content):
+    state = tmp_path / "out" / "training"
+    state.mkdir(parents=True)
+    (state / "run.json").write_text(content)
+    code, _, stderr = command(tmp_path / "out")
+    assert code == 2
+    assert re.search(r"error: .*run\.json is damaged \(.*\): remove .*training to begin anew", stderr)
+
+
 def test_a_dry_run_writes_nothing(command, tmp_path):
     code, stdout, stderr = command(tmp_path / "out", "--dry-run", "--json", str(tmp_path / "dry.json"), method="dspark")
     assert code == 0, stderr
@@ -164,7 +174,10 @@ def test_a_head_to_begin_with_is_looked_at_before_the_target_answers(command, tr
         (("--option", "stepdecay=1"), "did you mean 'step_decay'"),
         (("--learning-rate", "-1"), "learning_rate must be positive and finite, got -1"),
         (("--dtype", "int8"), "dtype must be float32 or bfloat16, got 'int8'"),
+        (("--option", "aux_layers="), "option aux_layers of eagle3 must be integers with commas between or none"),
         (("--no-regenerate",), "there is a prompt and no answer"),
+        (("--init-from", "eagle3@gpt"), "no draft head 'eagle3@gpt' comes with draftgraph; there are heads for"),
+        (("--init-from", "x" * 300), "File name too long"),
     ],
 )
 def test_bad_input_is_refused(command, tmp_path, options, message):
@@ -182,6 +195,8 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
             ("--option", "aux_layers=[1,0,1]"),
             r"aux_layers must be hidden states that are all different, got \[1, 0, 1\]",
         ),
+        (("--states", "offline", "--states-dir", "pyproject.toml"), "--states-dir 'pyproject.toml' is a file"),
+        (("--states", "hybrid", "--states-dir", "pyproject.toml/x", "--dry-run"), r"'.*pyproject\.toml' is a file"),
     ],
 )
 def test_what_does_not_fit_the_target_is_refused_before_it_answers(command, tmp_path, options, message):

@@ -85,8 +85,11 @@ def test_a_directory_that_cannot_take_a_run(tmp_path):
     file.write_text("")
     with pytest.raises(ConfigError, match="is a file; a directory is expected"):
         check_directory(file)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_directory(Path("/proc/nothing/here"))
+    with pytest.raises(ConfigError, match=r"--out '.*file/deep/er' cannot be made: '.*file' is a file"):
+        check_directory(file / "deep" / "er")
+    for path in ("/proc/nothing/here", "x" * 300):
+        with pytest.raises(ConfigError, match=r"--out '.*' cannot be written"):
+            check_directory(Path(path))
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -102,6 +105,18 @@ def test_two_runs_do_not_share_a_directory(tmp_path):
         pass
     with one_run_at_a_time(tmp_path / "out"):
         pass
+
+
+def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+    state = tmp_path / "training"
+    state.mkdir()
+    left = [tmp_path / ".model.safetensors.123.part", state / ".checkpoint.pt.4567.part"]
+    others = [tmp_path / "notes.part", tmp_path / ".hidden.part", state / "checkpoint.pt"]
+    for file in (*left, *others):
+        file.write_text("x")
+    with one_run_at_a_time(tmp_path):
+        assert not any(file.exists() for file in left)
+        assert all(file.exists() for file in others)
 
 
 NEED = MemoryNeed(
