@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .muon import Muon
 from .settings import TrainingSettings
 from .sharding import ShardedMuon
 
@@ -37,11 +38,8 @@ def make_optimizers(
         (rest if narrow or wide or settings.optimizer == "adamw" else matrices).append(parameter)
     found: dict[str, torch.optim.Optimizer] = {}
     if matrices:
-        found["matrices"] = (ShardedMuon if sharded else torch.optim.Muon)(
-            matrices,
-            lr=settings.peak_rate,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
+        found["matrices"] = (ShardedMuon if sharded else Muon)(
+            matrices, lr=settings.peak_rate, weight_decay=settings.weight_decay
         )
     if rest:
         found["rest"] = torch.optim.AdamW(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .muon import Muon
 from .trainee import Outcome
 
 
@@ -65,7 +66,7 @@ def shard_state(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
                     state[name] = _like(value, parameter)
 
 
-class ShardedMuon(torch.optim.Muon):
+class ShardedMuon(Muon):
     """Muon whose matrices are sharded.
 
     The momentum is sharded too. Its direction needs whole matrices: each is gathered in turn, and orthogonalised in
@@ -73,37 +74,12 @@ class ShardedMuon(torch.optim.Muon):
     in another order for every number of them: the direction differs by some percent.)
     """
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; `closure` must be None."""
-        if closure is not None:
-            raise ValueError("closures are not supported")
-        for group in self.param_groups:
-            rate, momentum = group["lr"], group["momentum"]
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(gradient)
-                buffer = state["momentum_buffer"]
-                buffer.lerp_(gradient, 1 - momentum)
-                direction = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
-                change = self._change(direction.full_tensor(), group)
-                parameter.mul_(1 - rate * group["weight_decay"])
-                parameter.add_(_like(change, parameter))
+    def _whole(self, direction: Any) -> torch.Tensor:
+        whole: torch.Tensor = direction.full_tensor()
+        return whole
 
-    @staticmethod
-    def _change(direction: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
-        """What Muon adds to a whole matrix."""
-        # Without momentum and decay, from 0, PyTorch's own leaves nothing else in its parameter.
-        whole = nn.Parameter(torch.zeros_like(direction))
-        whole.grad = direction
-        names = ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
-        options = {name: group[name] for name in names}
-        torch.optim.Muon([whole], weight_decay=0.0, momentum=0.0, nesterov=False, **options).step()
-        return whole.detach()
+    def _part(self, change: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        return _like(change, parameter)
 
 
 def _like(whole: torch.Tensor, parameter: Any) -> torch.Tensor:
