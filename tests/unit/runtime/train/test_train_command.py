@@ -195,8 +195,14 @@ def test_bad_input_is_refused(command, tmp_path, options, message):
             ("--option", "aux_layers=[1,0,1]"),
             r"aux_layers must be hidden states that are all different, got \[1, 0, 1\]",
         ),
-        (("--states", "offline", "--states-dir", "pyproject.toml"), "--states-dir 'pyproject.toml' is a file"),
-        (("--states", "hybrid", "--states-dir", "pyproject.toml/x", "--dry-run"), r"'.*pyproject\.toml' is a file"),
+        (
+            ("--states", "offline", "--states-dir", __file__),
+            r"--states-dir '.*\.py' is a file; a directory is expected",
+        ),
+        (
+            ("--states", "hybrid", "--states-dir", f"{__file__}/x", "--dry-run"),
+            r"--states-dir '.*\.py/x' cannot be made: '.*\.py' is a file",
+        ),
     ],
 )
 def test_what_does_not_fit_the_target_is_refused_before_it_answers(command, tmp_path, options, message):
