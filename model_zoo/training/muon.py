@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ class Muon(torch.optim.Muon):
     not need the precision, so that both learn alike.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, adjust_lr_fn="match_rms_adamw", **options)
+    def __init__(self, params: Iterable[torch.nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
