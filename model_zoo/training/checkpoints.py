@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,6 +127,38 @@ def save(directory: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any]
         torch.save(content, file)
 
 
+def file_in(directory: Path) -> Path:
+    """The checkpoint of a run, which need not be there."""
+    return directory / _NAME
+
+
+def exists(directory: Path) -> bool:
+    """Whether something was saved."""
+    return file_in(directory).exists()
+
+
+def check(directory: Path) -> None:
+    """Compares what was saved with its checksums.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = file_in(directory)
+    if not path.exists():
+        return
+    try:
+        with zipfile.ZipFile(path) as content:  # which is what torch writes
+            wrong = content.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        raise _damaged(path, str(error)) from None
+    if wrong is not None:
+        raise _damaged(path, f"{wrong} in it has another checksum")
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({' '.join(reason.split())[:80]}): remove it to begin anew")
+
+
 def _tensor_bytes(value: Any) -> int:
     """Of all tensors in it, which is about what it takes on disk."""
     if isinstance(value, torch.Tensor):
@@ -139,11 +173,12 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Any], Position] | N
     Raises:
         CheckpointError: the file is damaged.
     """
-    path = directory / _NAME
+    path = file_in(directory)
     if not path.exists():
         return None
+    check(directory)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         return content["model"], content["optimizer"], Position(**content["position"])
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}): remove it to begin anew") from None
+        raise _damaged(path, str(error)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from ..json_text import parse_json
 from . import checkpoints
 from .batch import TrainingBatch, plan_batches
 from .checkpoints import Position
-from .export import export_head
+from .export import WEIGHTS_NAME, export_head
 from .files import replace_file
 from .optimizers import make_optimizers, restore, set_rate, state_of
 from .settings import TrainingSettings
@@ -142,7 +143,8 @@ def train(
         directory: of the head.
         accelerator: accelerate's; where it is configured for FSDP2, the head is sharded over its processes.
         watch: told about every update.
-        stop: asked after every update; once it says so in any process, the run is saved and ends.
+        stop: asked in every update, before the weights change; once it says so in any process, they do not, and the run
+            is saved and ends.
         before_save: called before every checkpoint, to put on the disk what a run that goes on from it relies on.
 
     Raises:
@@ -213,7 +215,7 @@ class _Run:
         self._watch, self._stop, self._before_save = watch, stop, before_save
         self._position = position
         self._acceptance = log.last_evaluation()
-        self._save_now = self._stop_now = False
+        self._stop_now = False
         self._saved_at = self._began = time.monotonic()
         self._before = position.seconds
         world = accelerator.num_processes
@@ -241,14 +243,14 @@ class _Run:
             plan = self._plan(self._position.epoch)
             for batches in plan[self._position.batch :]:
                 self._update(batches, total)
+                if self._stop_now:
+                    break
                 every = settings.evaluate_every
                 if every and self._position.step % every == 0 and self._position.batch < len(plan):
                     self._judge()
-                if self._gave_up or self._stop_now:
+                if self._gave_up:
                     break
-                if self._save_now:
-                    self._save()
-            if self._gave_up or (self._stop_now and self._position.batch < len(plan)):
+            if self._gave_up or self._stop_now:
                 break
             self._position = replace(self._position, epoch=self._position.epoch + 1, batch=0)
             self._judge()
@@ -263,7 +265,10 @@ class _Run:
         return self._position.stale >= self._settings.patience
 
     def _update(self, batches: list[list[int]], total: int) -> None:
-        """One update of the weights."""
+        """One update of the weights; none where the run is to stop.
+
+        What is saved are weights whose loss and gradient were finite, so that a run can always go on from there.
+        """
         accelerator, settings, position = self._accelerator, self._settings, self._position
         rank, world = accelerator.process_index, accelerator.num_processes
         set_rate(self._optimizers.values(), settings.rate(position.step, total))
@@ -293,13 +298,17 @@ class _Run:
         also = torch.tensor([float(tokens), float(due), float(self._stop())])
         sums = accelerator.reduce(torch.cat((sums, also)).to(accelerator.device)).cpu()
         loss, tokens = float(sums[0]), int(sums[-3])
-        self._save_now, self._stop_now = bool(sums[-2] > 0), bool(sums[-1] > 0)
+        save_now, self._stop_now = bool(sums[-2] > 0), bool(sums[-1] > 0)
         if not torch.isfinite(sums[0]):
-            raise self._not_finite("loss", loss)
+            raise self._not_finite(f"loss of update {position.step + 1}", loss)
         learning = [p for p in self._model.parameters() if p.requires_grad]
         norm = accelerator.clip_grad_norm_(learning, settings.clip_norm)
         if norm is not None and not torch.isfinite(norm):
-            raise self._not_finite("gradient", float(norm))
+            raise self._not_finite(f"gradient of update {position.step + 1}", float(norm))
+        if self._stop_now:
+            return
+        if save_now:
+            self._save()
         for optimizer in self._optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
@@ -316,16 +325,21 @@ class _Run:
         self._watch(Progress(self._position, total, loss, rates, self._acceptance, parts))
 
     def _not_finite(self, what: str, value: float) -> TrainingError:
+        kept = "last checkpoint and the best head so far stay"
+        if not checkpoints.exists(self._directory / STATE_NAME):
+            kept = "best head so far stays"
+        other = ", or computing in float32," if self._settings.bfloat16 else ""
         return TrainingError(
-            f"the {what} of update {self._position.step + 1} is {value}: training stops. The checkpoint before "
-            f"it and the best head so far stay in {str(self._directory)!r}; a learning rate below "
-            f"{self._settings.peak_rate:g}, or computing in float32, may help, in another directory"
+            f"the {what} is {value}: training stops. The {kept} in {str(self._directory)!r}; a learning rate below "
+            f"{self._settings.peak_rate:g}{other} may help, in another directory"
         )
 
     def _judge(self, keep: bool = False) -> None:
         """Evaluates, and exports the head if it is the best so far."""
         found = self._acceptance = evaluate(self._trainee, self._held_out, self._settings, self._accelerator)
         position = self._position
+        if not math.isfinite(found.loss):
+            raise self._not_finite(f"loss on held-out texts after update {position.step}", found.loss)
         better = keep or found.rank > (position.best, -position.best_loss)
         # While the rate still rises, nothing is to be expected.
         waited = 0 if better or position.step <= self._settings.warmup_steps else position.stale + 1
@@ -344,7 +358,7 @@ class _Run:
         if better:
             tensors = self._whole(self._trainee.export_tensors())
             if self._accelerator.is_main_process:
-                with self._writing("head"):
+                with self._writing("head", self._directory / WEIGHTS_NAME):
                     export_head(self._trainee, self._directory, tensors=tensors)
 
     def _whole(self, value: Any) -> Any:
@@ -354,18 +368,19 @@ class _Run:
 
     def _note(self, entry: dict[str, Any]) -> None:
         """Adds a line to the log."""
-        with self._writing("log"):
+        with self._writing("log", None):
             self._log.write(entry)
 
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        """Says what a full disk means for the run."""
+    def _writing(self, what: str, before: Path | None) -> Iterator[None]:
+        """Says what a full disk means for the run, whose file of that kind was `before` until now."""
         try:
             yield
         except OSError as error:
+            stays = "the one before stays: " if before is not None and before.exists() else ""
             raise TrainingError(
                 f"the {what} of update {self._position.step} could not be written to {str(self._directory)!r}: "
-                f"{error.strerror or error}; the one before stays: make room and start again"
+                f"{error.strerror or error}; {stays}make room and start again"
             ) from None
 
     def _save(self) -> None:
@@ -373,7 +388,7 @@ class _Run:
         self._accelerator.wait_for_everyone()
         model, optimizers = self._whole(self._trainee.state_dict()), self._whole(state_of(self._optimizers))
         if self._accelerator.is_main_process:
-            with self._writing("checkpoint"):
+            with self._writing("checkpoint", checkpoints.file_in(self._directory / STATE_NAME)):
                 checkpoints.save(self._directory / STATE_NAME, model, optimizers, self._position)
         self._saved_at = time.monotonic()
 

@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import uuid
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -34,12 +35,13 @@ logger = logging.getLogger(__name__)
 MANIFEST_NAME = "manifest.json"
 SHARD_BYTES = 1 << 28
 """About how large a shard is: as much is lost by a kill, and kept in memory until it is written."""
-FORMAT = 1
+FORMAT = 2
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _STORED = {"bfloat16": "BF16", "float32": "F32"}
 _MOST_OPEN = 64
 _KEY = "draftgraph"
+_CHECKSUMS = "checksums"
 _UNFINISHED = ".writing-"
 
 
@@ -128,6 +130,8 @@ class ShardStore:
         self._digest = identity.digest()
         self._held: dict[int, Path] = {}
         self._sound: set[Path] = set()
+        self._checksums: dict[Path, dict[str, int]] = {}
+        self._compared: set[int] = set()
         self._buffer: dict[int, StoredStates] = {}
         self._buffered = 0
         self._open: OrderedDict[Path, Any] = OrderedDict()
@@ -229,22 +233,24 @@ class ShardStore:
             for index in indices
             for name, part in zip(StoredStates._fields, self._buffer[index], strict=True)
         }
-        metadata = {_KEY: self._digest}
+        checksums = {str(index): _checksum(self._buffer[index]) for index in indices}
+        metadata = {_KEY: self._digest, _CHECKSUMS: json.dumps(checksums)}
         name = hashlib.sha256(str(indices).encode()).hexdigest()[:12]
         file = self.directory / f"states-{indices[0]:08d}-{name}.safetensors"
         need = shard_bytes(tensors, metadata)
         self._require_free(need)
         self._whole_file(file, lambda place: write_shard(place, tensors, metadata), need)
+        self._checksums[file] = checksums
         self._sound.add(file)
         self._held.update(dict.fromkeys(indices, file))
         self._buffer.clear()
         self._buffered = 0
 
     def read(self, index: int) -> StoredStates:
-        """The states of one example, mapped from the file: what is not looked at is not read.
+        """The states of one example, mapped from the file, and compared with their checksum the first time.
 
         Raises:
-            TrainingDataError: they are not there.
+            TrainingDataError: they are not there, or damaged.
         """
         if index in self._buffer:
             return self._buffer[index]
@@ -259,6 +265,13 @@ class ShardStore:
             found = StoredStates(*(handle.get_tensor(f"{name}.{index}") for name in StoredStates._fields))
         except Exception as error:  # safetensors raises its own for a file that was changed or removed meanwhile
             raise TrainingDataError(f"{str(file)!r} cannot be read any more: {error}") from None
+        if index not in self._compared:
+            if _checksum(found) != self._checksums[file].get(str(index)):
+                raise TrainingDataError(
+                    f"{str(file)!r} is damaged: the hidden states of example {index} have another checksum. Remove it, "
+                    "and they are computed anew"
+                )
+            self._compared.add(index)
         while len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         return found
@@ -298,8 +311,10 @@ class ShardStore:
         try:
             header = read_header(file)
             with safe_open(file, framework="pt") as handle:
-                if (handle.metadata() or {}).get(_KEY) != self._digest:
-                    return None
+                metadata = handle.metadata() or {}
+            if metadata.get(_KEY) != self._digest:
+                return None
+            self._checksums[file] = json.loads(metadata[_CHECKSUMS])
             indices = {int(name.partition(".")[2]) for name in header}
             expected = {f"{name}.{index}" for name in StoredStates._fields for index in indices}
             if header.keys() != expected or not all(0 <= index < self.identity.count for index in indices):
@@ -378,3 +393,11 @@ def _flush_directory(directory: Path) -> None:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:24]}..."
+
+
+def _checksum(stored: StoredStates) -> int:
+    """CRC-32 of what is kept of an example."""
+    found = 0
+    for part in stored:
+        found = zlib.crc32(part.reshape(-1).view(torch.uint8).numpy().data, found)
+    return found

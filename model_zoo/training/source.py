@@ -66,15 +66,19 @@ class ExampleSource:
         order = sorted(range(len(self.lengths)), key=lambda index: (self.lengths[index], index))
         done, total = 0, len(self.lengths)
         # What is computed together does not depend on what is there already, so that a kill changes no last bit.
-        while done < total:
-            size = max(1, budget // self.lengths[order[done]])
-            while size > 1 and size * self.lengths[order[min(done + size, total) - 1]] > budget:
-                size -= 1
-            chunk = order[done : done + size]
-            if any(index not in self._store for index in chunk):
-                self.batch(chunk)
-            done += len(chunk)
-            watch(done, total)
+        try:
+            while done < total:
+                size = max(1, budget // self.lengths[order[done]])
+                while size > 1 and size * self.lengths[order[min(done + size, total) - 1]] > budget:
+                    size -= 1
+                chunk = order[done : done + size]
+                if any(index not in self._store for index in chunk):
+                    self.batch(chunk)
+                done += len(chunk)
+                watch(done, total)
+        except KeyboardInterrupt:
+            self._store.flush()
+            raise
         self._store.flush()
 
     def flush(self) -> None:

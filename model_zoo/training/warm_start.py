@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -105,12 +106,14 @@ def _common(mine: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, tor
     return (of >= 0).nonzero()[:, 0], of[of >= 0]
 
 
-def _nothing_fits(directory: Path, found: Iterable[str], own: Iterable[str]) -> TrainingConfigError:
+def _nothing_fits(directory: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> TrainingConfigError:
     return TrainingConfigError(
-        f"nothing of the head in {str(directory)!r} fits this one: it has {_some(sorted(found))}, and this one "
-        f"{_some(sorted(own))} in other shapes"
+        f"nothing of the head in {str(directory)!r} fits this one: it has {_some(found)}, and this one {_some(own)}"
     )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _some(tensors: Mapping[str, Any]) -> str:
+    """Some names, with shapes."""
+    shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in tensors.items()}
+    shown = [f"{name} {list(shape)}" for name, shape in sorted(shapes.items()) if len(shape) > 1][:3]
+    return ", ".join(shown) + (f" and {len(shapes) - len(shown)} more" if len(shapes) > len(shown) else "")

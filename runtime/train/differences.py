@@ -11,6 +11,7 @@ _OWN_FLAGS = ("num_drafts", "num_layers")
 """Options of methods that have a flag of their own."""
 _SWITCHES = ("drop_held_out", "learn_prompts")
 _CONTENT = {
+    "data": "what --data names is another, or its content has changed",
     "examples": "the examples that --data gives are others",
     "vocabulary": "the tokens that the head can draft are others",
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 
+from ...model_zoo.training.checkpoints import file_in
+from ...model_zoo.training.export import WEIGHTS_NAME
 from ...model_zoo.training.files import remove_unfinished
 from ...model_zoo.training.loop import STATE_NAME
 from ..errors import ConfigError
@@ -53,6 +56,29 @@ def check_takes_files(flag: str, directory: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{flag} {str(directory)!r} cannot be written: {error.strerror}") from None
+
+
+def check_room(out: Path, parameters: int, learning: int) -> None:
+    """Refuses a disk on which the head and its checkpoints could not be replaced by later ones.
+
+    Args:
+        out: of the run.
+        parameters: of the head.
+        learning: of them, those that learn.
+
+    Raises:
+        ConfigError: there is no room; says how much is needed and how much is free.
+    """
+    checkpoint, head = 4 * (parameters + learning), 2 * parameters  # with a momentum, in float32; in bfloat16
+    need = max(2 * checkpoint + head, checkpoint + 2 * head)
+    there = [file_in(out / STATE_NAME), out / WEIGHTS_NAME]
+    need -= sum(file.stat().st_size for file in there if file.is_file())
+    free = shutil.disk_usage(next(place for place in (out, *out.absolute().parents) if place.is_dir())).free
+    if free < need:
+        raise ConfigError(
+            f"--out {str(out)!r} needs {need:,} bytes for the head and its checkpoints, one beside the one before, and "
+            f"{free:,} are free: make room, or name a directory elsewhere"
+        )
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from ..progress import ProgressCallback
 from ..speculative_config import SpeculativeConfig
 from .data import DataGatherer, Gathered
 from .differences import difference_text
+from .entries import data_digest
 from .memory import available_bytes, check_fits, need_of
 from .processes import first_alone
 from .request import TrainRequest
@@ -52,6 +53,10 @@ class Place:
     fingerprint: str
     dtype: torch.dtype
     device: torch.device
+    parameters: int
+    """Of the head that is to be trained."""
+    learning: int
+    """Of them, those that learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +106,6 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
     engine = EngineConfig(
         speculative=SpeculativeConfig(method="none"), dtype=request.target_dtype, device=str(device.type)
     )
-    place = Place(
-        directory=directory,
-        config=config,
-        text=text,
-        fingerprint=fingerprint(directory),
-        dtype=engine.torch_dtype,
-        device=device,
-    )
     size = request.vocabulary_size(text.vocab_size)
     try:
         planned = planned_head(
@@ -122,11 +119,21 @@ def look_at_target(request: TrainRequest, accelerator: Any, progress: ProgressCa
         raise _cannot_be_made(request.method, error) from None
     if request.init_from is not None:
         check_warm_start(planned, request.init_from)
+    place = Place(
+        directory=directory,
+        config=config,
+        text=text,
+        fingerprint=fingerprint(directory),
+        dtype=engine.torch_dtype,
+        device=device,
+        parameters=sum(parameter.numel() for parameter in planned.parameters()),
+        learning=learning_parameters(planned),
+    )
     need = need_of(
         directory,
         config,
         dtype=_name(place.dtype),
-        head_parameters=learning_parameters(planned),
+        head_parameters=place.learning,
         draft_vocab_size=size,
         num_drafts=request.num_drafts,
         batch_tokens=request.settings.batch_tokens,
@@ -147,6 +154,7 @@ def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
     weights = None if request.init_from is None else (request.init_from / "model.safetensors").read_bytes()
     return {
         "method": request.method,
+        "data": data_digest(request.data),
         **{f"option {name}": value for name, value in asdict(request.head_options).items()},
         **settings,
         "target": place.fingerprint[:16],
@@ -162,14 +170,17 @@ def identity_before_data(request: TrainRequest, place: Place) -> dict[str, Any]:
 
 
 def check_run(request: TrainRequest, identity: Mapping[str, Any], accelerator: Any, *, partly: bool) -> None:
-    """Compares the run with the one that its directory holds; see `checkpoints.check_identity`."""
+    """Compares the run with the one that its directory holds, and that with its checksums; see `checkpoints`."""
     state, names = request.out / STATE_NAME, {"target": request.target}
     if request.init_from is not None:
         names["init_from"] = str(request.init_from)
-    first_alone(
-        accelerator,
-        lambda: checkpoints.check_identity(state, identity, partly=partly, names=names, describe=difference_text),
-    )
+
+    def compare() -> None:
+        checkpoints.check_identity(state, identity, partly=partly, names=names, describe=difference_text)
+        if partly:
+            checkpoints.check(state)
+
+    first_alone(accelerator, compare)
 
 
 def make_ready(
@@ -234,12 +245,14 @@ def make_ready(
         _store_identity(place, examples, layers, facts.embedding.shape[1], place.dtype)
         for examples in (train, held_out)
     ]
-    sources = []
-    for examples, identity, spans in zip(
-        (train, held_out), stores, (written_spans(train) if request.learn_prompts else None, None), strict=True
-    ):
-        make = _source_maker(request, target, layers, examples, identity, spans, accelerator, progress)
-        sources.append(make(keeps_states))
+    splits = list(zip((train, held_out), stores, strict=True))
+    if keeps_states and request.states != "online":
+        first_alone(accelerator, lambda: _check_states_can_be_kept(request, splits, accelerator))
+    spans = (written_spans(train) if request.learn_prompts else None, None)
+    sources = [
+        _source(request, target, layers, examples, identity, own, accelerator, progress, keeps=keeps_states)
+        for (examples, identity), own in zip(splits, spans, strict=True)
+    ]
     return Ready(
         place=place,
         trainee=trainee,
@@ -259,7 +272,29 @@ def make_ready(
     )
 
 
-def _source_maker(
+def _check_states_can_be_kept(
+    request: TrainRequest, splits: Sequence[tuple[Sequence[Example], StateIdentity]], accelerator: Any
+) -> None:
+    """Refuses hidden states for which there is no room, all splits together, before any is computed."""
+    if request.states == "hybrid" and accelerator.num_processes > 1:
+        raise ConfigError(
+            f"--states hybrid keeps what one process computes, and there are {accelerator.num_processes}: use offline"
+        )
+    stores = [_store(request, identity, accelerator) for _, identity in splits]
+    stores[0].require_room(
+        len(examples[index].tokens)
+        for (examples, _), store in zip(splits, stores, strict=True)
+        for index in store.missing()
+    )
+
+
+def _store(request: TrainRequest, identity: StateIdentity, accelerator: Any) -> ShardStore:
+    # Heads that read the same states of the same examples find them here.
+    directory = request.states_directory / identity.digest()[:16]
+    return ShardStore(directory, identity, rank=accelerator.process_index)
+
+
+def _source(
     request: TrainRequest,
     target: FrozenTarget,
     layers: tuple[int, ...],
@@ -268,32 +303,23 @@ def _source_maker(
     spans: Any,
     accelerator: Any,
     progress: ProgressCallback,
-) -> Callable[[bool], ExampleSource]:
-    def make(keeps: bool) -> ExampleSource:
-        if request.states == "online" or not keeps:
-            return ExampleSource(examples, target, layers, spans=spans)
-        if request.states == "hybrid" and accelerator.num_processes > 1:
-            raise ConfigError(
-                f"--states hybrid keeps what one process computes, and there are {accelerator.num_processes}: use "
-                "offline"
+    *,
+    keeps: bool,
+) -> ExampleSource:
+    """What gives the batches of a split, with its hidden states on disk where they are kept."""
+    if request.states == "online" or not keeps:
+        return ExampleSource(examples, target, layers, spans=spans)
+
+    def filled() -> ExampleSource:
+        source = ExampleSource(examples, target, layers, store=_store(request, identity, accelerator), spans=spans)
+        if request.states == "offline":
+            source.fill(
+                request.settings.batch_tokens,
+                lambda done, total: progress(done, total, f"hidden states of {total} examples"),
             )
+        return source
 
-        def filled() -> ExampleSource:
-            # Heads that read the same states of the same examples find them here.
-            directory = request.states_directory / identity.digest()[:16]
-            store = ShardStore(directory, identity, rank=accelerator.process_index)
-            store.require_room(len(examples[index].tokens) for index in store.missing())
-            source = ExampleSource(examples, target, layers, store=store, spans=spans)
-            if request.states == "offline":
-                source.fill(
-                    request.settings.batch_tokens,
-                    lambda done, total: progress(done, total, f"hidden states of {total} examples"),
-                )
-            return source
-
-        return first_alone(accelerator, filled)
-
-    return make
+    return first_alone(accelerator, filled)
 
 
 def _store_identity(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda cannot be used: PyTorch finds no GPU; accepted: cpu, auto")
     check_fsdp_version()
+    # Of PyTorch, about what accelerate passes on.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*deprecated", category=FutureWarning)
     accelerator = Accelerator(
         # Of the devices that accelerate knows, the engine has these two.
         cpu=device == "cpu" or not torch.cuda.is_available(),
@@ -48,8 +51,8 @@ def make_accelerator(device: str, batches_per_step: int) -> Any:
         raise ConfigError(f"accelerate is configured for {kind}; supported: one process, MULTI_CPU, MULTI_GPU, FSDP")
     if batches_per_step % accelerator.num_processes:
         raise ConfigError(
-            f"batches_per_step is {batches_per_step}, which {accelerator.num_processes} processes cannot share evenly: "
-            f"use a multiple of {accelerator.num_processes}"
+            f"--batches-per-step is {batches_per_step}, which {accelerator.num_processes} processes cannot share "
+            f"evenly: use a multiple of {accelerator.num_processes}"
         )
     return accelerator
 

@@ -25,8 +25,8 @@ class TrainResult:
     out: str
     reason: str
     """How it ended, see `Trained`."""
-    before: Acceptance
-    """Of the head as it began, on the held-out examples."""
+    before: Acceptance | None
+    """Of the head as it began, on the held-out examples; None where the run's log was lost."""
     after: Acceptance
     """Of the head that lies in `out`, the best."""
     steps: int
@@ -47,7 +47,7 @@ class TrainResult:
         """Types that JSON has."""
         return {
             **asdict(self),
-            "acceptance_length_before": self.before.length,
+            "acceptance_length_before": None if self.before is None else self.before.length,
             "acceptance_length_after": self.after.length,
         }
 
@@ -56,7 +56,8 @@ class TrainResult:
         """Reads what `to_json` gave."""
         fields = {name: value[name] for name in cls.__dataclass_fields__}
         for name in ("before", "after"):
-            fields[name] = Acceptance(value[name]["loss"], tuple(value[name]["rates"]))
+            found = value[name]
+            fields[name] = None if found is None else Acceptance(found["loss"], tuple(found["rates"]))
         return cls(**fields)
 
 
@@ -74,11 +75,11 @@ def kept_result(out: Path) -> TrainResult | None:
         return None
 
 
-def evaluations(out: Path) -> list[Acceptance]:
-    """All evaluations of a run so far, from its log."""
-    found = []
+def evaluations(out: Path) -> dict[int, Acceptance]:
+    """All evaluations of a run so far, by update, from its log."""
+    found = {}
     for line in (out / STATE_NAME / LOG_NAME).read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         if "held_out_length" in entry:
-            found.append(Acceptance(entry["held_out_loss"], tuple(entry["held_out_rates"])))
+            found[int(entry["step"])] = Acceptance(entry["held_out_loss"], tuple(entry["held_out_rates"]))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from ...model_zoo.training.loop import Trained, train
 from ..progress import ProgressCallback, terminal_progress
 from .data import Note
-from .directory import check_directory, check_takes_files, one_run_at_a_time
+from .directory import check_directory, check_room, check_takes_files, one_run_at_a_time
 from .dry_run import Estimate, estimate
 from .memory import peak_bytes, peak_device_bytes
 from .preparation import (
@@ -66,6 +66,7 @@ def run(request: TrainRequest, note: Note) -> Ended:
         say: Note = note if main else _silent
         with _quiet_progress(main) as progress:
             place = look_at_target(request, accelerator, progress)
+            check_room(request.out, place.parameters, place.learning)
             check_run(request, identity_before_data(request, place), accelerator, partly=True)
         gathered = gatherer(request, place).gather(accelerator, say)
         with _quiet_progress(main) as progress:
@@ -165,8 +166,8 @@ def _result(request: TrainRequest, ready: Ready, trained: Trained, identity: dic
         target=request.target,
         out=str(request.out),
         reason=trained.reason,
-        before=found[0],
-        after=max(found, key=lambda acceptance: acceptance.rank),
+        before=found.get(0),
+        after=max(found.values(), key=lambda acceptance: acceptance.rank),
         steps=trained.position.step,
         tokens=trained.position.tokens,
         seconds=trained.position.seconds,
@@ -206,7 +207,7 @@ def _interruptible(note: Note) -> Iterator[Any]:
         if pressed.is_set():
             raise KeyboardInterrupt
         pressed.set()
-        note("saving after this update; Ctrl-C again ends at once")
+        note("saving in this update; Ctrl-C again ends at once")
 
     signal.signal(signal.SIGINT, press)
     try:

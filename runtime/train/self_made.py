@@ -101,7 +101,11 @@ def user_turn(tokenizer: Any) -> UserTurn:
     try:
         text = render_chat([{"role": "user", "content": _MARKER}], tokenizer, begin=True)
     except RequestError as error:
-        raise ConfigError(f"prompts can be made up only by a target with a chat template: {error}") from None
+        reason = "" if getattr(tokenizer, "chat_template", None) else ", and this one has none"
+        raise ConfigError(
+            f"prompts of self:COUNT can be made up only by a target with a chat template{reason or f': {error}'}; name "
+            "prompts of your own with --data"
+        ) from None
     before, found, after = text.partition(_MARKER)
     if not found or _MARKER in after or not before.strip():
         raise ConfigError(

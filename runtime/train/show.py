@@ -122,10 +122,14 @@ def show_result(result: TrainResult, console: Console) -> None:
     table = Table(title=f"{result.method} for {result.target}: acceptance on {result.held_out} held-out examples")
     for name in ("", "before", "after"):
         table.add_column(name, justify="right" if name else "left")
-    for place, (before, after) in enumerate(zip(result.before.rates, result.after.rates, strict=True), start=1):
+    rates_before = ["unknown"] * len(result.after.rates)
+    length_before = "unknown"
+    if result.before is not None:
+        rates_before, length_before = [f"{rate:.1%}" for rate in result.before.rates], f"{result.before.length:.2f}"
+    for place, (before, after) in enumerate(zip(rates_before, result.after.rates, strict=True), start=1):
         what = "draft 1" if place == 1 else f"drafts 1 to {place}"
-        table.add_row(what, f"{before:.1%}", f"{after:.1%}")
-    table.add_row("tokens per round", f"{result.before.length:.2f}", f"{result.after.length:.2f}")
+        table.add_row(what, before, f"{after:.1%}")
+    table.add_row("tokens per round", length_before, f"{result.after.length:.2f}")
     console.print(table)
     device = "" if result.peak_device_bytes is None else f", {gigabytes(result.peak_device_bytes)} on the GPU"
     ended = {"finished": "", "no better": ", ended early: no better for the last evaluations"}.get(result.reason, "")

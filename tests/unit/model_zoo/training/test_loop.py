@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path):
         if ended.reason == "finished":
             break
         assert ended.reason == "stopped"
-        assert len(updates) == 5
+        assert len(updates) == 4
     assert ended.position.step == whole.position.step > 12
     one, two = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
@@ -159,11 +159,27 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint_and_the_best_head(t
     with pytest.raises(TrainingError, match=r"the loss of update 6 is nan.*best head so far stay.*learning rate below"):
         go(tmp_path, settings, Texts(40, broken_after=10))
     model, _, position = checkpoints.load(tmp_path / "training")
-    assert position.step == 5
+    assert position.step == 4, "of the last weights whose loss was finite"
     assert all(bool(tensor.isfinite().all()) for tensor in model.values())
     assert all(bool(tensor.isfinite().all()) for tensor in load_file(tmp_path / "model.safetensors").values())
     # And the run goes on from there.
     assert go(tmp_path, settings).reason == "finished"
+
+
+def test_weights_that_lead_nowhere_are_not_saved(tmp_path):
+    settings = dataclasses.replace(SETTINGS, save_every=0.0, learning_rate=1e30, warmup_steps=1, optimizer="adamw")
+    with pytest.raises(TrainingError, match=r"is (nan|inf): training stops.*; a learning rate below 1e\+30 may help"):
+        go(tmp_path, settings)
+    model, _, position = checkpoints.load(tmp_path / "training")
+    assert all(float(tensor.abs().max()) < 1e3 for tensor in model.values())
+    assert position.step == 0
+
+
+def test_what_stays_is_not_promised_where_nothing_was(tmp_path):
+    settings = dataclasses.replace(SETTINGS, learning_rate=1e30, warmup_steps=1, optimizer="adamw")
+    with pytest.raises(TrainingError, match=r"training stops\. The best head so far stays in"):
+        go(tmp_path, settings)
+    assert checkpoints.load(tmp_path / "training") is None
 
 
 def test_a_log_that_cannot_be_written_says_what_stays(tmp_path, monkeypatch):
@@ -191,7 +207,19 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         go(tmp_path)
 
 
-@pytest.mark.parametrize(("room", "what"), [(300, "head of update 0"), (2000, "checkpoint of update 1")])
+def test_a_byte_that_changed_is_seen(tmp_path):
+    go(tmp_path, stop=lambda: True)
+    file = checkpoints.file_in(tmp_path / "training")
+    checkpoints.check(tmp_path / "training")
+    content = bytearray(file.read_bytes())
+    weights = checkpoints.load(tmp_path / "training")[0]["matrix.weight"].numpy().tobytes()
+    content[content.index(weights) + 5] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is damaged \(.*has another checksum\): remove it to begin anew"):
+        go(tmp_path)
+
+
+@pytest.mark.parametrize(("room", "what"), [(300, "head of update 0"), (2000, "checkpoint of update 0")])
 def test_a_full_disk_is_told_as_such(tmp_path, room, what):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))

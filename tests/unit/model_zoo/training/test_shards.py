@@ -161,6 +161,17 @@ def test_a_damaged_shard_is_not_used_and_written_anew(two_shards, damage, caplog
     check(again, range(COUNT))
 
 
+def test_a_byte_that_changed_is_seen(two_shards):
+    store = ShardStore(two_shards, IDENTITY)
+    stored = store.read(0)
+    file = next(file for file in shards(two_shards) if "states.0" in load_file(file))
+    content = bytearray(file.read_bytes())
+    content[content.index(stored.states.view(torch.uint8).numpy().tobytes()) + 3] ^= 0x10
+    file.write_bytes(content)
+    with pytest.raises(TrainingDataError, match=r"is damaged: the hidden states of example 0 have another checksum"):
+        ShardStore(two_shards, IDENTITY).read(0)
+
+
 def test_what_a_killed_writer_left_is_removed(two_shards):
     (two_shards / ".writing-0-abc").write_bytes(b"half")
     (two_shards / ".writing-1-abc").write_bytes(b"of another process that may be alive")

@@ -13,7 +13,7 @@ def test_ctrl_c_is_taken_after_an_update_and_a_second_one_at_once():
         assert not stop()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
-        assert "saving after this update" in said[0]
+        assert "saving in this update" in said[0]
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second one ends it")
     assert signal.getsignal(signal.SIGINT) is before

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from draftgraph import Engine, SamplingParams
+from draftgraph.model_zoo.training import checkpoints
 from draftgraph.model_zoo.training.loop import LOG_NAME
+from draftgraph.model_zoo.training.shards import ShardStore
 from draftgraph.runtime.cli import app
 
 SMALL = (
@@ -97,6 +102,87 @@ def test_another_run_is_refused_with_every_difference(trained, command):
     code, _, stderr = command(trained[0], "--epochs", "2", "--max-tokens", "12")
     assert code == 2
     assert "max_tokens is 16 there and 12 now" in stderr
+
+
+def test_data_that_changed_is_refused_before_the_target_answers(command, trained, prompts, tmp_path):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    before, more = answers.read_bytes(), tmp_path / "more.jsonl"
+    more.write_text(prompts.read_text() + '{"prompt_ids": [7, 8, 9]}\n')
+    code, _, stderr = command(trained[0], "--epochs", "2", data=more)
+    assert code == 2
+    assert "what --data names is another, or its content has changed" in stderr
+    assert answers.read_bytes() == before
+    # Another name for the same is the same.
+    more.write_bytes(prompts.read_bytes())
+    code, _, stderr = command(trained[0], "--epochs", "2", data=more)
+    assert (code, "has ended already" in stderr) == (0, True)
+
+
+def test_a_log_that_was_lost(command, trained, tmp_path):
+    out = tmp_path / "head"
+    shutil.copytree(trained[0], out)
+    (out / "training" / "result.json").unlink()
+    (out / "training" / LOG_NAME).write_text("")
+    model, optimizers, position = checkpoints.load(out / "training")
+    checkpoints.save(out / "training", model, optimizers, replace(position, epoch=1))
+    code, stdout, stderr = command(out, "--epochs", "2", "--json", str(tmp_path / "report.json"))
+    assert code == 0, stderr
+    assert re.search(r"tokens per round .* unknown ", stdout)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["before"] is report["acceptance_length_before"] is None
+    code, again, _ = command(out, "--epochs", "2")
+    assert (code, again) == (0, stdout)
+
+
+def test_a_damaged_checkpoint_is_told_before_the_target_answers(command, trained, tmp_path):
+    out = tmp_path / "head"
+    shutil.copytree(trained[0], out)
+    file = out / "training" / "checkpoint.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    shutil.rmtree(out / "training" / "data-0")
+    code, _, stderr = command(out, "--epochs", "2")
+    assert code == 2
+    assert re.search(r"checkpoint\.pt is damaged \(.*\): remove it to begin anew", stderr)
+    assert not (out / "training" / "data-0").exists()
+
+
+def test_room_for_all_hidden_states_is_asked_for_before_any_is_computed(command, trained, tmp_path, monkeypatch):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    options = ("--no-regenerate", "--epochs", "1", "--states", "offline", "--states-dir", str(tmp_path / "states"))
+
+    def needed(free):
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardStore, "_free", lambda store: free)
+            code, _, stderr = command(tmp_path / "out", *options, data=answers)
+        found = re.search(r"the hidden states need (\d+) bytes", stderr)
+        assert code == (2 if found else 0), stderr
+        return int(found[1]) if found else None
+
+    need = needed(0)
+    assert needed(need - 1) == need
+    assert not list((tmp_path / "states").rglob("*.safetensors"))
+    assert needed(need) is None
+
+
+def test_what_ctrl_c_finds_computed_is_kept(command, trained, tmp_path, monkeypatch):
+    answers = trained[0] / "training" / "data-0" / "answers.jsonl"
+    options = ("--no-regenerate", "--epochs", "1", "--states", "offline", "--states-dir", str(tmp_path / "states"))
+    add, added = ShardStore.add, []
+
+    def press(store, index, *parts):
+        if len(added) == 5:
+            raise KeyboardInterrupt
+        added.append(index)
+        add(store, index, *parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardStore, "add", press)
+        code, _, stderr = command(tmp_path / "out", *options, data=answers)
+    assert code == 130
+    assert "goes on from what is kept" in stderr
+    (shard,) = (tmp_path / "states").rglob("states-*.safetensors")
+    with safe_open(shard, framework="pt") as kept:
+        assert {int(name.partition(".")[2]) for name in kept.keys()} == set(added)  # noqa: SIM118, not a mapping
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"called": 3}', "[" * 100_000])

@@ -176,7 +176,7 @@ def test_a_head_sharded_over_two_processes_learns_as_in_one(arguments, tmp_path,
         patch.setattr(run_module, "_interruptible", lambda note: contextlib.nullcontext(lambda: next(asked) == 5))
         run_here(arguments, together, *SHARED, code=130)
     model, optimizers, position = checkpoints.load(together / "training")
-    assert (position.epoch, position.step) == (1, 6)
+    assert (position.epoch, position.step) == (1, 5)
     # Whatever comes next is the best: the two must write the head.
     checkpoints.save(together / "training", model, optimizers, replace(position, best=-1.0))
     (together / "model.safetensors").unlink()
@@ -239,6 +239,6 @@ def test_processes_must_share_the_batches_evenly(arguments, tmp_path, monkeypatc
 
     monkeypatch.setattr("accelerate.Accelerator", lambda **options: Two())
     with pytest.raises(
-        ConfigError, match="batches_per_step is 3, which 2 processes cannot share evenly: use a multiple"
+        ConfigError, match="--batches-per-step is 3, which 2 processes cannot share evenly: use a multiple"
     ):
         processes.make_accelerator("cpu", 3)

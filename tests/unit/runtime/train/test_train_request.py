@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from draftgraph.model_zoo.errors import TrainingConfigError
 from draftgraph.model_zoo.training.settings import RATES, TrainingSettings
 from draftgraph.runtime.errors import ConfigError, DraftgraphError
-from draftgraph.runtime.train.directory import check_directory, one_run_at_a_time
+from draftgraph.runtime.train.directory import check_directory, check_room, one_run_at_a_time
 from draftgraph.runtime.train.memory import MemoryNeed, check_fits
 from draftgraph.runtime.train.request import TrainRequest, split_options, with_named
+
+Usage = collections.namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
@@ -97,6 +100,24 @@ def test_a_directory_that_cannot_take_a_run(tmp_path):
         check_directory(model)
     check_directory(tmp_path / "new" / "deep")
     assert not (tmp_path / "new").exists()
+
+
+def test_room_for_the_head_and_its_checkpoints(tmp_path, monkeypatch):
+    out, learning, parameters = tmp_path / "out" / "deep", 100, 150
+    checkpoint, head = 4 * (learning + parameters), 2 * parameters
+
+    def free(size):
+        monkeypatch.setattr("draftgraph.runtime.train.directory.shutil.disk_usage", lambda place: Usage(0, 0, size))
+
+    free(2 * checkpoint + head)
+    check_room(out, parameters, learning)
+    free(2 * checkpoint + head - 1)
+    with pytest.raises(ConfigError, match=r"needs 2,300 bytes for the head and its checkpoints, .* 2,299 are free"):
+        check_room(out, parameters, learning)
+    # What lies there already has its room.
+    (out / "training").mkdir(parents=True)
+    (out / "training" / "checkpoint.pt").write_bytes(bytes(checkpoint))
+    check_room(out, parameters, learning)
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path):
