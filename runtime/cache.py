@@ -14,7 +14,6 @@ from typing import Any
 
 import filelock
 
-from ..model_zoo.json_text import parse_json
 from .errors import FetchError
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,8 @@ def entry_path(key: str) -> Path:
 def read_note(directory: Path) -> dict[str, Any] | None:
     """The note of a cached model, or None for a directory that has none or a broken one."""
     try:
-        note = parse_json((directory / NOTE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        note = json.loads((directory / NOTE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
     return note if isinstance(note, dict) else None
 

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...model_zoo.json_text import parse_json
-
 logger = logging.getLogger(__name__)
 
 _LEAST = 1e-6
@@ -96,11 +94,11 @@ def monotone(values: Sequence[float]) -> tuple[float, ...]:
 def load_costs(path: Path, key: str) -> CostTable | None:
     """The table that was kept for a key, or None: there is none, or it cannot be read, which the log says."""
     try:
-        kept = parse_json(path.read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return CostTable.parse(kept["costs"]) if kept["key"] == key else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("the costs kept in %s cannot be read (%s): measuring them anew", path, error)
         return None
 

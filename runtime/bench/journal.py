@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...model_zoo.json_text import parse_json
 from ..errors import ConfigError
 from .records import Answer, Pass
 
@@ -43,10 +42,10 @@ class Journal:
             file.write_text(json.dumps(head) + "\n", encoding="utf-8")
             return cls(file, {})
         try:
-            found, *entries = [parse_json(line) for line in lines]
+            found, *entries = [json.loads(line) for line in lines]
             known = found["schema"] == SCHEMA
             passes = {(int(entry["group"]), entry["method"]): _pass(entry) for entry in entries} if known else {}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             known = False
         if not known:
             raise ConfigError(f"{str(file)!r} is not what a bench keeps to go on from: name another file, or remove it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import shutil
 import unicodedata
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...model_zoo.json_text import parse_json
 from .. import fetching
 from ..cache import complete_entry, entry_path, new_entry
 from ..errors import ConfigError
@@ -182,8 +182,8 @@ def _json_lines(file: Path) -> list[tuple[int, Mapping[str, Any]]]:
         if not line.strip():
             continue
         try:
-            value = parse_json(line)
-        except ValueError as error:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"line {number} of {str(file)!r} is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise ConfigError(f"line {number} of {str(file)!r} is not a JSON object")
