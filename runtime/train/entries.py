@@ -117,7 +117,8 @@ def data_digest(data: Sequence[str]) -> str:
         known = _set_of(name)[0] in (*BUILT_IN, *PUBLISHED) or self_made_count(name) is not None
         for file in [] if known else _texts_in(path) if path.is_dir() else [path]:
             try:
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
             except OSError as error:
                 raise ConfigError(f"{str(file)!r} cannot be read: {error.strerror}") from None
         digest.update(name.encode("utf-8", "surrogateescape") if known else b"")

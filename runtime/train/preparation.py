@@ -246,12 +246,13 @@ def make_ready(
         for examples in (train, held_out)
     ]
     splits = list(zip((train, held_out), stores, strict=True))
+    kept: list[ShardStore | None] = [None, None]
     if keeps_states and request.states != "online":
-        first_alone(accelerator, lambda: _check_states_can_be_kept(request, splits, accelerator))
+        kept = first_alone(accelerator, lambda: [*_stores_with_room(request, splits, accelerator)])
     spans = (written_spans(train) if request.learn_prompts else None, None)
     sources = [
-        _source(request, target, layers, examples, identity, own, accelerator, progress, keeps=keeps_states)
-        for (examples, identity), own in zip(splits, spans, strict=True)
+        _source(request, ExampleSource(examples, target, layers, store=store, spans=own), store, accelerator, progress)
+        for examples, store, own in zip((train, held_out), kept, spans, strict=True)
     ]
     return Ready(
         place=place,
@@ -272,54 +273,46 @@ def make_ready(
     )
 
 
-def _check_states_can_be_kept(
+def _stores_with_room(
     request: TrainRequest, splits: Sequence[tuple[Sequence[Example], StateIdentity]], accelerator: Any
-) -> None:
-    """Refuses hidden states for which there is no room, all splits together, before any is computed."""
+) -> list[ShardStore]:
+    """Where the splits' hidden states are kept. All of them have room together, before any is computed."""
     if request.states == "hybrid" and accelerator.num_processes > 1:
         raise ConfigError(
             f"--states hybrid keeps what one process computes, and there are {accelerator.num_processes}: use offline"
         )
-    stores = [_store(request, identity, accelerator) for _, identity in splits]
+    stores = [
+        # Heads that read the same states of the same examples find them here.
+        ShardStore(request.states_directory / identity.digest()[:16], identity, rank=accelerator.process_index)
+        for _, identity in splits
+    ]
     stores[0].require_room(
         len(examples[index].tokens)
         for (examples, _), store in zip(splits, stores, strict=True)
         for index in store.missing()
     )
-
-
-def _store(request: TrainRequest, identity: StateIdentity, accelerator: Any) -> ShardStore:
-    # Heads that read the same states of the same examples find them here.
-    directory = request.states_directory / identity.digest()[:16]
-    return ShardStore(directory, identity, rank=accelerator.process_index)
+    return stores
 
 
 def _source(
     request: TrainRequest,
-    target: FrozenTarget,
-    layers: tuple[int, ...],
-    examples: Sequence[Example],
-    identity: StateIdentity,
-    spans: Any,
+    source: ExampleSource,
+    store: ShardStore | None,
     accelerator: Any,
     progress: ProgressCallback,
-    *,
-    keeps: bool,
 ) -> ExampleSource:
-    """What gives the batches of a split, with its hidden states on disk where they are kept."""
-    if request.states == "online" or not keeps:
-        return ExampleSource(examples, target, layers, spans=spans)
+    """What gives the batches of a split, with all of its hidden states on disk where they are computed first."""
 
-    def filled() -> ExampleSource:
-        source = ExampleSource(examples, target, layers, store=_store(request, identity, accelerator), spans=spans)
-        if request.states == "offline":
+    def fill() -> None:
+        if store is not None and request.states == "offline":
+            store.refresh()  # the first process may have filled it meanwhile
             source.fill(
                 request.settings.batch_tokens,
                 lambda done, total: progress(done, total, f"hidden states of {total} examples"),
             )
-        return source
 
-    return first_alone(accelerator, filled)
+    first_alone(accelerator, fill)
+    return source
 
 
 def _store_identity(
